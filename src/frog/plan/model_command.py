@@ -111,9 +111,14 @@ def read_adapters(args: argparse.Namespace, named: NamedModel) -> Adapters | Non
             )
         return None
     if named.run is not None:
-        raise UsageError(f"--lora-r: {args.model} is a run file, and Frog's trainer has no adapters", "a config.json")
+        raise UsageError(
+            f"--lora-r: {args.model} is a run file, which trains all parameters; frog finetune --lora is not planned",
+            "name a config.json",
+        )
     if (args.software or "").lower() in ("frog", "hai-llm"):
-        raise UsageError(f"--lora-r: {args.software} trains no adapters", "--software trainer, or megatron-bridge")
+        raise UsageError(
+            f"--lora-r: adapters with {args.software} are not planned", "--software trainer, or megatron-bridge"
+        )
     kind = "" if named.config is None else str(text_of(named.config).get("model_type", ""))
     return Adapters(args.lora_r, parse_targets(args.lora_targets or ALL), kind, args.quantize == "nf4")
 

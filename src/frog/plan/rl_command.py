@@ -93,6 +93,8 @@ def _plan_of(args: argparse.Namespace) -> tuple[PostTraining, list[str]]:
     if args.seq_len is not None or args.tokens is not None:
         raise UsageError("--seq-len and --tokens follow from --prompt, --response and --prompts", "leave them out")
     named, cluster, num_gpus = read_target(args)
+    if named.run is not None:
+        raise UsageError(f"{args.model} is a run file, and frog train has no RL", "name a config.json")
     generating = args.generator_gpus or 0
     if generating >= num_gpus:
         raise UsageError(

@@ -159,6 +159,12 @@ def test_command_prints_the_share_of_generation(capsys: pytest.CaptureFixture[st
     assert f"{100 * plan['generation_share']:.1f} %" in out
 
 
+def test_a_run_file_has_no_rl(capsys: pytest.CaptureFixture[str]) -> None:
+    run_file = LLAMA_8B.with_name("demo.toml")
+    assert main(["plan", "rl", str(run_file), "--cluster", "h100x8", "--prompts", "8", "--response", "10"]) != 0
+    assert "frog train has no RL" in capsys.readouterr().err
+
+
 def test_lengths_of_responses_may_be_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("\n".join(map(str, (200, 400, 4000))))
