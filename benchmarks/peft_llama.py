@@ -22,7 +22,7 @@ config = transformers.LlamaConfig(
     vocab_size=128256,
     use_cache=False,
 )
-model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
 targets = args.targets if args.targets == "all-linear" else args.targets.split(",")
 model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules=targets, task_type="CAUSAL_LM"))
 if args.recompute:

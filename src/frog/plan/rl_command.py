@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from frog.plan.rl.post_training import PostTraining
 
 
+_MOST_SEQUENCES = 10**6
+"""Responses of a step; above it, a typing mistake."""
+
+
 def add_rl_parser(actions: argparse._SubParsersAction[Any]) -> None:
     """Add `frog plan rl`."""
     parser = actions.add_parser(
@@ -108,6 +112,10 @@ def _plan_of(args: argparse.Namespace) -> tuple[PostTraining, list[str]]:
         raise UsageError(f"--generator-tp {args.generator_tp} does not divide {generating or num_gpus} GPUs")
     lengths = _response_lengths(args)
     sequences, mean = args.prompts * args.samples, round(sum(lengths) / len(lengths))
+    if sequences > _MOST_SEQUENCES:
+        raise UsageError(
+            f"{sequences:,} responses in a step: at most {_MOST_SEQUENCES:,}", "fewer --prompts or --samples"
+        )
     options = {"global_batch": str(sequences), **options_of(args), "seq_len": str(_even(args.prompt + mean, args.tp))}
     if sequences % int(options["global_batch"]):
         raise UsageError(

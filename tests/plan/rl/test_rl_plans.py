@@ -182,6 +182,7 @@ def test_lengths_of_responses_may_be_in_a_file(tmp_path: Path, capsys: pytest.Ca
         ("--gpus 8 --longest 900", "below the mean of 1000"),
         ("--gpus 8 --longest 8000", "8192 positions"),
         ("--gpus 8 --seq-len 100", "follow from"),
+        ("--gpus 8 --samples 100000", "6,400,000 responses in a step"),
         ("--gpus 8 --global-batch 100", "does not divide 64 prompts x 8 samples"),
     ],
 )

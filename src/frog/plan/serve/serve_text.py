@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from frog.core.units import format_count
+from frog.core.units import count, format_count
 from frog.plan.serve.serving import SPREAD, Serving
 
 _GIB = 2**30
@@ -70,12 +70,12 @@ def _window(plan: Serving) -> str:
 
 
 def _time_lines(plan: Serving) -> Iterator[str]:
-    decode = plan.decode
+    decode, prompts = plan.decode, f"prefill of {count(plan.batch, 'prompt')}"
     yield "time                                          ms"
     yield f"  {'first token of a prompt, idle server':<38} {1e3 * plan.first_token_s:>8.1f}"
-    yield f"  {f'prefill of {plan.batch} prompts':<38} {1e3 * plan.prefill_s:>8.1f}"
+    yield f"  {prompts:<38} {1e3 * plan.prefill_s:>8.1f}"
     for cause, seconds in vars(decode).items():
-        if seconds >= 0.0005 * decode.total:
+        if seconds >= 0.0005 * decode.total and seconds >= 5e-6:
             yield f"    {_DECODE[cause]:<36} {1e3 * seconds:>8.2f}"
     low, high = _range(1e3 * decode.total)
     yield f"  {'an output token of each sequence':<38} {1e3 * decode.total:>8.2f}   range {low:.3g} to {high:.3g}"
