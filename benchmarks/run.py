@@ -69,6 +69,7 @@ BENCHMARKS = {
     "data_prepare": Benchmark("data_prepare.py", tiny=("--mb", "1")),
     "ddp_step": Benchmark("ddp_step.py", tiny=("--tiny",), nproc=2),
     "events": Benchmark("events.py", tiny=("--steps", "4")),
+    "false_alarms": Benchmark("false_alarms.py", tiny=(str(HERE), "--only", "no-program"), needs="a folder after --"),
     "framework_bugs": Benchmark("framework_bugs.py", tiny=("--only", "no-program")),
     "fuzz": Benchmark("fuzz.py", FUZZ, ("--cases", "60", "--processes", "1")),
     "gpu": Benchmark("gpu.py", tiny=("--tiny",), needs="a GPU"),
