@@ -116,7 +116,8 @@ def write_out(program: Program, clones: Path, data: Path, target: Path) -> Path:
     listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     blobs = [line.split(" ", 2)[1:] for line in listed.split("\0") if line.startswith("blob ")]
     with subprocess.Popen([*git, "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
-        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdin is not None
+        assert reader.stdout is not None
         for name, path in blobs:
             if path.endswith(LARGE):
                 continue
@@ -147,7 +148,9 @@ def write_out(program: Program, clones: Path, data: Path, target: Path) -> Path:
 def run(program: Program, how: str, root: Path, folder: Path, data: Path, more: dict[str, str]) -> tuple[int, str]:
     """Run a program with `frog HOW`; return the exit code, 124 if it ran out of time, and the output."""
     command = program.command.replace("{data}", str(data)).replace("{root}", str(root))
-    environment = {key: value.replace("{root}", str(root)).replace("{data}", str(data)) for key, value in program.environment}
+    environment = {
+        key: value.replace("{root}", str(root)).replace("{data}", str(data)) for key, value in program.environment
+    }
     path = [environment.pop("PYTHONPATH", ""), more.pop("PYTHONPATH", "")]
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
     environment = {**os.environ, **own, **environment, **more, "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -182,7 +185,7 @@ def compare_losses(program: Program, clones: Path, data: Path, target: Path, pac
         folder = write_out(program, clones, data, other)
         (other / "recorded_losses.py").write_text(LOSSES)
         wrapped = Program(**{**program.__dict__, "command": f"{other / 'recorded_losses.py'} {program.command}"})
-        code, text = run(wrapped, how, other, folder, data, {"PYTHONPATH": packages, "LOSSES": f"{other}/losses_"})
+        _, text = run(wrapped, how, other, folder, data, {"PYTHONPATH": packages, "LOSSES": f"{other}/losses_"})
         (other / "output.txt").write_text(text)
         found[how] = {path.name: path.read_text().split() for path in sorted(other.glob("losses_*"))}
     counts = {name: len(values) for name, values in found["run"].items()}
@@ -274,7 +277,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="programs with a word in their name")
     parser.add_argument("--skip", nargs="*", default=[], metavar="NAME", help="programs to leave out")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the programs and their records here")
-    parser.add_argument("--judge", action="store_true", help="run nothing, apply the rules of now to the records in --keep")
+    parser.add_argument("--judge", action="store_true", help="run nothing, apply the rules of now to what --keep has")
     parser.add_argument("--packages", default="", metavar="FOLDER", help="packages that the programs need")
     parser.add_argument("--losses", action="store_true", help="also compare losses with and without the check")
     parser.add_argument("--missing", action="store_true", help="run only what --keep has no answer of yet")

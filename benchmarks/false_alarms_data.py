@@ -85,7 +85,10 @@ def tasks(folder: Path, lines: list[str]) -> None:
     (glue / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{parts}---\n")
     write_json(
         folder / "preferences" / "train.jsonl",
-        [{"prompt": a, "chosen": b, "rejected": c} for a, b, c in zip(lines[::3], lines[1::3], lines[2::3], strict=False)],
+        [
+            {"prompt": a, "chosen": b, "rejected": c}
+            for a, b, c in zip(lines[::3], lines[1::3], lines[2::3], strict=False)
+        ],
     )
     write_json(folder / "prompts" / "train.jsonl", [{"prompt": line} for line in lines])
     write_json(folder / "summaries" / "train.json", [{"text": line, "summary": line[:20]} for line in lines[:400]])
@@ -98,7 +101,10 @@ def tasks(folder: Path, lines: list[str]) -> None:
     )
     write_json(
         folder / "entities" / "train.json",
-        [{"tokens": line.split(), "ner_tags": [("O", "B-PER")[len(word) > 3] for word in line.split()]} for line in lines[:400]],
+        [
+            {"tokens": line.split(), "ner_tags": [("O", "B-PER")[len(word) > 3] for word in line.split()]}
+            for line in lines[:400]
+        ],
     )
     (folder / "alpaca.json").write_text(
         json.dumps([{"instruction": line, "input": "", "output": line} for line in lines[:400]])
@@ -180,7 +186,10 @@ def nanochat(folder: Path, lines: list[str]) -> None:
 
     home = folder / "nanochat"
     (home / "tokenizer").mkdir(parents=True)
-    special = ["bos", *(f"{who}_{end}" for who in ("user", "assistant", "python", "output") for end in ("start", "end"))]
+    special = [
+        "bos",
+        *(f"{who}_{end}" for who in ("user", "assistant", "python", "output") for end in ("start", "end")),
+    ]
     encoding = tiktoken.Encoding(
         name="bytes",
         pat_str=r"\w+|\W+",

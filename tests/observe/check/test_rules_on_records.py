@@ -541,16 +541,20 @@ def test_data_ranks_draw_different_numbers(
 
 
 @pytest.mark.parametrize(
-    ("states", "draws", "is_broken"),
+    ("states", "draws", "epochs", "is_broken"),
     [
-        ([1, 1, 1, 2, 2, 2], False, False),  # only the loader's seed, once in an epoch
-        ([1, 1, 1, 2, 2, 2], True, True),
-        ([1, 2, 3, 4, 4, 4], False, True),
-        ([1, 2, 2, 2], False, False),
+        ([1, 1, 1, 2, 2, 2], False, 0, False),  # only the loader's seed, once in an epoch
+        ([1, 1, 1, 2, 2, 2], True, 0, True),
+        ([1, 2, 3, 4, 4, 4], False, 0, True),
+        ([1, 2, 2, 2], False, 0, False),
+        ([1, 2, 3, 4], False, 3, False),  # an epoch of one batch
+        ([1, 2, 3, 4], False, 2, True),
+        ([1, 2, 3, 4], True, 3, True),
     ],
 )
-def test_seed_of_an_epoch_is_no_noise(tmp_path: Path, states: Any, draws: bool, is_broken: bool) -> None:
-    own = [step(at, forwards=[forward(random=state, draws=draws)]) for at, state in enumerate(states, 1)]
+def test_seed_of_an_epoch_is_no_noise(tmp_path: Path, states: Any, draws: bool, epochs: int, is_broken: bool) -> None:
+    own = [line for number in range(epochs) for line in loaded(iteration=number)]
+    own += [step(at, forwards=[forward(random=state, draws=draws)]) for at, state in enumerate(states, 1)]
     expected = ("possible", 1, (0, 1), 5) if is_broken else None
     check(tmp_path, "randomness", [[held({}), *own]] * 2, expected)
 

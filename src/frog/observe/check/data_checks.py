@@ -295,7 +295,9 @@ def random_numbers(case: Comparison) -> Broken | None:
         raise NotObservable("fewer than two training steps of data ranks were sampled")
     ours = states[case.ranks[0]][:length]
     # a DataLoader draws a seed in each epoch, the same one on all ranks; noise is drawn in each step
-    draws = any(forward.draws for forward in forwards[case.ranks[0]]) or 2 * len(set(ours)) > length
+    changes = len(set(ours)) - 1
+    is_noise = 2 * (changes + 1) > length and changes > len(case.any.loaders)
+    draws = any(forward.draws for forward in forwards[case.ranks[0]]) or is_noise
     if draws and len({tuple(found[:length]) for found in states.values()}) == 1:
         first = case.any.steps[0].forwards[0] if case.any.steps and case.any.steps[0].forwards else None
         return Broken(
