@@ -228,7 +228,8 @@ def judged(target: Path, again: bool) -> dict[str, Any]:
 def table(chosen: list[Program], keep: Path, again: bool) -> Iterator[str]:
     """Yield a line for each program, then every finding."""
     yield HEAD
-    totals, alarms, details, ran, equal = dict.fromkeys(SURE, 0), 0, [], 0, []
+    totals, alarms, details, equal = dict.fromkeys(SURE, 0), 0, [], []
+    ran: list[Program] = []
     for program in chosen:
         target = keep / program.name
         where = f"{program.repository}@{program.commit[:10]}"
@@ -246,9 +247,10 @@ def table(chosen: list[Program], keep: Path, again: bool) -> Iterator[str]:
             number = sum(answers["losses"]["losses"].values())
             equal.append(answers["losses"]["equal"])
             notes.append(f"{number} losses {'equal' if equal[-1] else 'DIFFERENT'} without the check")
-        ran += bool(answers["rules"])
         numbers = "".join(f"{counts[sure]:8d}" for sure in SURE)
         steps, minutes = answers.get("steps", 0), answers["minutes"]
+        if steps:
+            ran.append(program)
         yield (
             f"{program.name:34s} {where:56s} {program.launch:22s} {steps:5d} {numbers} {looked:5d} {minutes:8.1f}"
             f"{'  ' if notes else ''}{'; '.join(notes)}"
@@ -264,8 +266,8 @@ def table(chosen: list[Program], keep: Path, again: bool) -> Iterator[str]:
     yield ""
     yield from details
     numbers = ", ".join(f"{number} {sure}" for sure, number in totals.items())
-    repositories = len({program.repository for program in chosen})
-    yield f"\n{ran} programs of {repositories} repositories; findings: {numbers}; false alarms: {alarms}"
+    repositories = len({program.repository for program in ran})
+    yield f"\n{len(ran)} programs of {repositories} repositories; findings: {numbers}; false alarms: {alarms}"
     if equal:
         yield f"losses with and without the check: equal in {sum(equal)} of {len(equal)} programs"
 
