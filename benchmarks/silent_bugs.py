@@ -1,9 +1,10 @@
-"""Run programs after the silent bugs of TrainCheck and TTrace, with and without the bug, and judge `frog check`.
+"""Run small programs after public silent bugs, with and without the bug, and judge `frog check`.
 
     python benchmarks/silent_bugs.py [--only WORD ...] [--keep FOLDER [--judge]]
 
-The programs are in silent_bugs/, each with the rule and the lines that a right answer names. They were written before
-`frog check` saw them; `first` is what it said then, `now` what it says since its rules were corrected on them. A row
+The programs are in silent_bugs/, after the bugs of TrainCheck and TTrace and after public reports that were kept aside
+until rules were done, each with the rules and the lines that a right answer names. They were written before `frog
+check` saw them; `first` is what it said then, `now` what it says since its rules were corrected on them. A row
 counts as found if the right rule is broken, as certain, likely or possible; `line` tells whether the answer names a
 marked line. One program runs under `frog check --against-one`, which came later, since one run cannot show its bug; one
 that hangs is left to `frog diagnose`. Any certain or likely answer, or the same rule, on the program without the bug is
@@ -26,6 +27,7 @@ from typing import Any
 PROGRAMS = Path(__file__).with_suffix("")
 sys.path.insert(0, str(PROGRAMS))
 
+import kept_aside_state  # noqa: E402
 import traincheck  # noqa: E402
 import ttrace  # noqa: E402
 from silent_case import Case  # noqa: E402
@@ -35,7 +37,11 @@ from frog.observe.check.rank_records import read_records  # noqa: E402
 from frog.observe.diagnose.program.program_diagnosis import diagnose_folder  # noqa: E402
 
 FROG = [sys.executable, "-c", "import sys; from frog.cli import main; sys.exit(main())"]
-PAPERS = {"TrainCheck": traincheck.CASES, "TTrace": ttrace.CASES}
+PAPERS = {
+    "TrainCheck": traincheck.CASES,
+    "TTrace": ttrace.CASES,
+    "Kept aside on 2026-11-30": kept_aside_state.CASES,
+}
 HEAD = f"{'bug':39s} {'rule':15s} {'first try':27s} {'now':27s} {'line':4s} {'twin':5s} paper"
 
 
@@ -98,7 +104,7 @@ def said(folder: Path, case: Case) -> tuple[str, str]:
         line = str(PROGRAMS / found.line.split()[0]) if found.line else ""
         return f"frog diagnose: {found.fault}", "yes" if line in marked else "no"
     broken = broken_rules(folder, case, "bug")
-    right = [rule for rule in broken if rule["rule"] == case.rule]
+    right = [rule for rule in broken if rule["rule"] in (case.rule, *case.also)]
     if right:
         return f"found, {right[0]['sure']}", "yes" if right[0]["line"] in marked else "no"
     others = [rule["rule"] for rule in broken if rule["sure"] != "possible"]
@@ -108,7 +114,7 @@ def said(folder: Path, case: Case) -> tuple[str, str]:
 def false_alarms(folder: Path, case: Case) -> list[str]:
     """Return the rules that accuse the program without its bug."""
     found = broken_rules(folder, case, "right") if not case.hangs else []
-    return [rule["rule"] for rule in found if rule["sure"] != "possible" or rule["rule"] == case.rule]
+    return [rule["rule"] for rule in found if rule["sure"] != "possible" or rule["rule"] in (case.rule, *case.also)]
 
 
 def is_found(words: str) -> bool:
@@ -117,9 +123,10 @@ def is_found(words: str) -> bool:
 
 def table(folder: Path, words: list[str]) -> Iterator[str]:
     """Yield the lines of the table."""
-    first = now = lines = counted = alarms = 0
+    totals = []
     for paper, cases in PAPERS.items():
         chosen = [case for case in cases if not words or any(word in case.name for word in words)]
+        first = now = lines = counted = alarms = 0
         if chosen:
             yield f"\n{paper}\n{HEAD}"
         for case in chosen:
@@ -132,7 +139,15 @@ def table(folder: Path, words: list[str]) -> Iterator[str]:
             published = f"{case.published}; needs {case.needs}, not counted" if case.needs else case.published
             row = f"{case.source:39s} {case.rule or '-':15s} {case.first_try:27s} {what:27s} {line:4s}"
             yield f"{row} {','.join(wrong) or 'quiet':5s} {published}"
-    yield f"\n{counted} bugs: found at first {first}, now {now}, {lines} with a marked line; false alarms {alarms}"
+        if chosen:
+            totals.append((counted, first, now, lines, alarms))
+            yield "\n" + _total(*totals[-1])
+    if len(totals) > 1:
+        yield "\nall: " + _total(*(sum(each) for each in zip(*totals, strict=True)))
+
+
+def _total(counted: int, first: int, now: int, lines: int, alarms: int) -> str:
+    return f"{counted} bugs: found at first {first}, now {now}, {lines} with a marked line; false alarms {alarms}"
 
 
 def main() -> None:

@@ -30,12 +30,14 @@ class Case:
     rule: str
     """The rule of `frog check` that the bug breaks; "" if none can without a reference."""
     published: str
-    """What the paper says of it."""
+    """What the paper says of it, or the kind of mistake."""
     first_try: str
     """What `frog check` said when it saw the program first."""
     world: int = 2
     hangs: bool = False
     """True if the bug hangs or fails: the program runs alone, and `frog diagnose` answers."""
+    also: tuple[str, ...] = ()
+    """Other rules that would be right."""
     against_one: bool = False
     """True if one run cannot show it: the program runs under `frog check --against-one`."""
     needs: str = ""
@@ -156,11 +158,12 @@ class ColumnsAndRows(nn.Module):
 
 def main() -> None:
     """Run the named programs with and without their bugs."""
+    import kept_aside_state
     import ttrace
     from observe.check.planted_programs import recorded
     from traincheck import CASES
 
-    every = [*CASES, *ttrace.CASES]
+    every = [*CASES, *ttrace.CASES, *kept_aside_state.CASES]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     if sys.argv[1] == "--alone":
