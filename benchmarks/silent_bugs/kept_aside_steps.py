@@ -135,23 +135,23 @@ def splits_apart(bug: bool, folder: Path) -> None:
 
 
 class Streamed(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Reads a file's lines; each worker takes every n-th of them, and knows of no other ranks."""
+    """Reads a file's lines, of which each rank takes every n-th; each worker has a copy of this data set."""
 
-    def __init__(self, knows_ranks: bool) -> None:
-        self.knows_ranks = knows_ranks
+    def __init__(self, knows_workers: bool) -> None:
+        self.knows_workers = knows_workers
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         info = get_worker_info()
-        number, every = (info.id, info.num_workers) if info is not None else (0, 1)
-        if self.knows_ranks:
-            number, every = number + every * int(os.environ["RANK"]), every * int(os.environ["WORLD_SIZE"])
-        for line in range(number, 96, every):  # bug: streams_all_to_all_ranks
+        number, every = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if self.knows_workers and info is not None:
+            number, every = number + every * info.id, every * info.num_workers
+        for line in range(number, 96, every):  # bug: streams_once_for_each_worker
             x = torch.randn(6, generator=torch.Generator().manual_seed(line))
             yield x, x[:1] * 2
 
 
-def streams_all_to_all_ranks(bug: bool, folder: Path) -> None:
-    """huggingface/datasets #5360: a stream is divided among the workers, and each rank has all of it."""
+def streams_once_for_each_worker(bug: bool, folder: Path) -> None:
+    """huggingface/datasets #3423: a stream is divided among the ranks, and each worker of a rank has all of its part."""
     loader = DataLoader(Streamed(not bug), batch_size=4, num_workers=2)  # bug
     net = DistributedDataParallel(regression())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -322,7 +322,7 @@ def clips_before_the_backward(bug: bool, folder: Path) -> None:
 
 
 def clips_by_the_norm_of_the_shard(bug: bool, folder: Path) -> None:
-    """areal-project/AReaL #312: a clipping of one's own takes the norm of the rank's shard for that of the whole."""
+    """baidu-baige/LoongForge #152: a clipping of one's own takes the norm of the rank's shard for that of the whole."""
     net = regression()
     for layer in (net[0], net[2], net):
         fully_shard(layer, mesh=init_device_mesh("cpu", (size(),)))
@@ -404,7 +404,7 @@ CASES = [
     Case(goes_on_with_averaged_weights, "Open-Sora-Plan #186", "weights-between", "replicas", NOT_YET),
     Case(evaluates_with_statistics_of_the_rank, "pytorch-image-models #110", "buffers", "replicas", NOT_YET),
     Case(splits_apart, "TensorAuto/OpenTau #498", "samples", "data", NOT_YET, also=("twice",)),
-    Case(streams_all_to_all_ranks, "datasets #5360", "samples", "data", NOT_YET),
+    Case(streams_once_for_each_worker, "datasets #3423", "samples", "data", NOT_YET, also=("twice",)),
     Case(adds_the_same_noise, "lingbot-vla-v2 #41", "randomness", "random numbers", NOT_YET),
     Case(drops_others_when_it_recomputes, "OLMo-core #828", "randomness", "random numbers", NOT_YET),
     Case(restores_the_random_state_of_rank_0, "radixark/miles #3187", "randomness", "random numbers", NOT_YET),
@@ -419,7 +419,7 @@ CASES = [
     ),
     Case(adds_the_micro_batches_of_a_pipeline, "DeepSpeed #7773", "accumulation", "scale", NOT_YET),
     Case(clips_before_the_backward, "nano-world-model #22", "clipping", "scale", NOT_YET),
-    Case(clips_by_the_norm_of_the_shard, "AReaL #312", "clipping", "scale", NOT_YET),
+    Case(clips_by_the_norm_of_the_shard, "LoongForge #152", "clipping", "scale", NOT_YET),
     Case(
         correlates_without_a_gradient,
         "lightly #1977",
