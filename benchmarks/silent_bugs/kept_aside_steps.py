@@ -151,7 +151,7 @@ class Streamed(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def streams_once_for_each_worker(bug: bool, folder: Path) -> None:
-    """huggingface/datasets #3423: a stream is divided among the ranks, and each worker of a rank has all of its part."""
+    """huggingface/datasets #3423: a stream is divided among ranks, and each worker has all of its rank's part."""
     loader = DataLoader(Streamed(not bug), batch_size=4, num_workers=2)  # bug
     net = DistributedDataParallel(regression())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

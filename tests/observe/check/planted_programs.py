@@ -13,6 +13,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -763,6 +765,130 @@ def state_in_bfloat16(bug: bool) -> None:
         optimizer.zero_grad()
 
 
+class Buffer:
+    """Holds all gradients in one tensor, into which backward passes add, and which is reduced at once."""
+
+    def __init__(self, net: nn.Module, divides: bool = True, clears: bool = True) -> None:
+        self.parameters, self.divides, self.clears = list(net.parameters()), divides, clears
+        self.flat = torch.zeros(sum(each.numel() for each in self.parameters))
+        parts = self.flat.split([each.numel() for each in self.parameters])
+        self.views = [part.view_as(each) for part, each in zip(parts, self.parameters, strict=True)]
+        for each, view in zip(self.parameters, self.views, strict=True):
+            each.register_post_accumulate_grad_hook(lambda each, view=view: self.add(each, view))
+
+    def add(self, parameter: nn.Parameter, view: torch.Tensor) -> None:
+        view.add_(parameter.grad)
+        parameter.grad = None
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.divides:
+            self.flat /= dist.get_world_size()
+        work = dist.all_reduce(self.flat, async_op=True)  # bug
+        work.wait()
+        for each, view in zip(self.parameters, self.views, strict=True):
+            each.grad = view
+        optimizer.step()
+        optimizer.zero_grad()
+        if self.clears:
+            self.flat.zero_()
+
+
+def buffer_not_divided(bug: bool) -> None:
+    net = model()
+    optimizer, buffer = torch.optim.SGD(net.parameters(), lr=0.01), Buffer(net, divides=not bug)
+    for x, y in batches():
+        for part, target in zip(x.chunk(2), y.chunk(2), strict=True):
+            (mse_loss(net(part), target) / 2).backward()
+        buffer.update(optimizer)
+
+
+def buffer_not_cleared(bug: bool) -> None:
+    net = model()
+    optimizer, buffer = torch.optim.SGD(net.parameters(), lr=0.01), Buffer(net, clears=not bug)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()  # bug
+        buffer.update(optimizer)
+
+
+def micro_batches_left_in_a_buffer(bug: bool) -> None:
+    net = model()
+    optimizer, buffer = torch.optim.SGD(net.parameters(), lr=0.01), Buffer(net)
+    for x, y in batches():
+        for part, target in zip(x.chunk(2), y.chunk(2), strict=True):
+            (mse_loss(net(part), target) / (1 if bug else 2)).backward()  # bug
+        buffer.update(optimizer)
+
+
+def shard_clipped_alone(bug: bool) -> None:
+    net = model()
+    fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        square = sum(each.grad.to_local().pow(2).sum() for each in net.parameters())
+        if not bug:
+            dist.all_reduce(square)
+        for each in net.parameters():
+            each.grad.mul_((0.1 / square.sqrt()).clamp(max=1.0))  # bug
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def masked_means(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mask = (torch.arange(8) < 3 + dist.get_rank()).float()
+        count = mask.sum()
+        if not bug:
+            dist.all_reduce(count)
+            count /= dist.get_world_size()
+        loss = ((net(x) - y).pow(2).squeeze(1) * mask).sum() / count
+        loss.backward()  # bug
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def schedule_begins_again(bug: bool) -> None:
+    inner = model()
+    optimizer = torch.optim.Adam(inner.parameters(), lr=0.01)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.param_groups[0]["lr"] = 0.0025
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer = torch.optim.Adam(inner.parameters(), lr=0.01)
+    optimizer.load_state_dict(state)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)  # bug
+    if not bug:
+        schedule.load_state_dict({**schedule.state_dict(), "last_epoch": 2})
+        optimizer.param_groups[0]["lr"] = 0.0025
+    net = DistributedDataParallel(inner)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def saved_while_it_changes(bug: bool) -> None:
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    writer = ThreadPoolExecutor(1)
+
+    def save(state: dict[str, torch.Tensor]) -> None:
+        torch.save(state, FOLDER / f"beside_{dist.get_rank()}.pt")  # bug
+
+    jobs = []
+    for step, (x, y) in enumerate(batches()):
+        mse_loss(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            state = net.module.state_dict()
+            jobs.append(writer.submit(save, state if bug else copy.deepcopy(state)))
+    jobs[0].result()
+    writer.shutdown()
+
+
 @dataclass(frozen=True)
 class Case:
     """A program with a bug, and what a check must say about it."""
@@ -829,6 +955,13 @@ CASES = [
     Case(order_of_epoch_0, "resume-order", "likely", "accelerate #4071, ms-swift #10050", trained_on),
     Case(same_dropout, "randomness", "possible", "diffusers: equal noise on all ranks"),
     Case(padded_evaluation, "twice", "possible", "docs of DistributedSampler: drop_last"),
+    Case(buffer_not_divided, "sums", "likely", "picotron, bucket.py: divides by the ranks", Buffer),
+    Case(buffer_not_cleared, "cleared", "likely", "Megatron-LM: zero_grad_buffer"),
+    Case(micro_batches_left_in_a_buffer, "accumulation", "likely", "picotron, train.py: a loss for each micro-batch"),
+    Case(shard_clipped_alone, "clipping", "certain", "torchtitan #766"),
+    Case(masked_means, "targets", "possible", "transformers #34242"),
+    Case(schedule_begins_again, "restored", "likely", "docs of LRScheduler: load its state too"),
+    Case(saved_while_it_changes, "saved", "likely", "docs of dcp.async_save: tensors are staged"),
     Case(state_in_bfloat16, "state-type", "possible", "torchtitan: training in bfloat16"),
 ]
 

@@ -479,3 +479,68 @@ def test_layer_that_torch_makes_is_not_drawn_by_the_user(monkeypatch: pytest.Mon
     layer.reset_parameters()
     nn.init.uniform_(layer.weight)
     assert drawn == [False, True, True]
+
+
+def test_what_each_backward_pass_brings_adds_up_to_the_gradient(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.backward()
+    training.backward(torch.tensor([[3.0, -1.0]]))
+    training.step()
+    (step,) = read(recorder, tmp_path).steps
+    first, second = (backward.brought[0][0] for backward in step.backwards)
+    assert first != second
+    assert step.parts[0] == pytest.approx([one + other for one, other in zip(first, second, strict=True)])
+    assert training.model[0].weight._backward_hooks == {}  # type: ignore[union-attr]
+
+
+def test_gradient_that_no_backward_pass_brought_is_left(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    shard = nn.Parameter(torch.ones(3))
+    training.optimizer.add_param_group({"params": [shard]})
+
+    def reduced(gradient: torch.Tensor) -> None:
+        shard.grad = gradient.sum() * torch.tensor([1.0, 2.0, 3.0])
+
+    training.model[0].weight.register_hook(reduced)  # type: ignore[union-attr, operator]
+    training.backward()
+    shard.grad.mul_(0.5)  # type: ignore[union-attr]
+    training.step()
+    (step,) = read(recorder, tmp_path).steps
+    assert list(step.backwards[0].brought[0]) == [0]
+    assert step.parts[1] == pytest.approx([0.5 * each for each in step.backwards[0].left[0][1]])
+
+
+def test_gradients_of_a_step_that_is_not_sampled_are_not_taken(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    training.take(5)
+    steps = read(recorder, tmp_path).steps
+    assert [bool(step.parts) for step in steps] == [True, True, True, True, False]
+
+
+def test_line_that_scales_a_gradient_is_recorded_until_the_step(
+    recorder: StepRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched_functions._Functions(recorder).watch_parameters(torch)
+    monkeypatch.setattr(step_recorder, "line_of", lambda frame: [frame.f_code.co_filename, 1, frame.f_code.co_name])
+    monkeypatch.setattr(step_recorder.frames, "is_user_file", lambda name: name == __file__)
+    own = dict(vars(torch.Tensor))
+    training = Training(recorder)
+    training.backward()
+    torch.ones(1).mul_(2.0)
+    for each in training.model.parameters():
+        assert each.grad is not None
+        each.grad.mul_(0.5)
+        each.grad /= 2
+    training.step()
+    assert dict(vars(torch.Tensor)) == own
+    (step,) = read(recorder, tmp_path).steps
+    assert [call.call for call in step.calls] == ["gradient_written"]
+
+
+def test_thread_that_saves_what_is_trained_is_recorded(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    for state in (training.model.state_dict(), {"kept": torch.ones(2)}):
+        recorder.on_save_beside(state, tmp_path / "model.pt", ["train.py", 4, "save"])
+    training.take()
+    (step,) = read(recorder, tmp_path).steps
+    assert [(call.call, call.live) for call in step.calls] == [("save", True)]

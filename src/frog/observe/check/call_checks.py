@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable
+from frog.observe.check.gradient_makeup import LOSSES
+from frog.observe.check.makeup_checks import micro_batches_added, sum_not_divided
 from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Place, Step
 from frog.observe.check.rule import Broken, Rule
 
-_LOSSES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "L1Loss", "KlDiv", "SoftMarginLoss")
 _SCALES = ("DivBackward", "MulBackward")
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 _EQUAL_AFTER = ("all_reduce", "broadcast", "all_gather_into_tensor")
@@ -57,9 +60,10 @@ def accumulation(case: Comparison) -> Broken | None:
                 ranks=(record.rank,),
                 line=_line_of_loss(step),
             )
-    if not seen:
+    found = micro_batches_added(case)
+    if found is None and not seen:
         raise NotObservable("no step had several micro-batches")
-    return None
+    return found
 
 
 def _line_of_loss(step: Step) -> Place | None:
@@ -73,7 +77,7 @@ def _divisions(backward: Backward) -> list[float]:
     """Return the numbers by which a loss is divided after its mean was taken."""
     found = []
     for node in backward.graph:
-        if node.name.startswith(("MeanBackward", *_LOSSES)):
+        if node.name.startswith(("MeanBackward", *LOSSES)):
             break
         if node.name.startswith("DivBackward") and node.factor is not None:
             found.append(node.factor)
@@ -87,7 +91,7 @@ def _is_plain_mean(backward: Backward) -> bool:
             return False
         if node.name.startswith("MeanBackward"):
             return True
-        if node.name.startswith(_LOSSES):
+        if node.name.startswith(LOSSES):
             return node.reduction == MEAN
     return False
 
@@ -98,7 +102,7 @@ def token_weights(case: Comparison) -> Broken | None:
     seen = False
     for moment in case.all_sampled():
         passes = [backward for step in moment.of.values() for backward in step.backwards]
-        known = [each for each in map(_weight_of_targets, passes) if each is not None]
+        known = _own_counts(passes) or [each for each in map(_weight_of_targets, passes) if each is not None]
         seen = seen or sum(is_mean or weight < 1 for is_mean, _, weight in known) > 1
         if len(known) < len(passes) or len(passes) < 2 or len({is_mean for is_mean, _, _ in known}) > 1:
             continue
@@ -129,6 +133,25 @@ def _cross_entropy(backward: Backward) -> tuple[Node, float] | None:
             return None
         scale = scale * node.factor if node.name.startswith("Mul") else scale / node.factor
     return None
+
+
+def _own_counts(passes: list[Backward]) -> list[tuple[bool, float, float]]:
+    """Return what `_weight_of_targets` does for losses that are sums, each divided by a count of its own.
+
+    Such a count, as of a mask's ones, is the one whole number that is not the same in all losses. Empty for others.
+    """
+    paths = [list(takewhile(lambda node: not node.name.startswith("SumBackward"), each.graph)) for each in passes]
+    known = all(len(path) < len(each.graph) for path, each in zip(paths, passes, strict=True))
+    if not known or len({tuple(node.name for node in path) for path in paths}) != 1:
+        return []
+    steps = list(zip(*paths, strict=True))
+    differ = [nodes for nodes in steps if len({node.factor for node in nodes}) > 1]
+    if len(differ) != 1 or not all(
+        node.name.startswith("DivBackward") and node.factor and node.factor > 0 and node.factor == int(node.factor)
+        for node in differ[0]
+    ):
+        return []
+    return [(True, node.factor, 1 / node.factor) for node in differ[0] if node.factor]
 
 
 def _weight_of_targets(backward: Backward) -> tuple[bool, float, float] | None:
@@ -214,7 +237,7 @@ def sums_of_gradients(case: Comparison) -> Broken | None:
                 ranks=(rank,),
                 line=hits[0].line,
             )
-    found = _reduced_twice(case) or _scaled_by_the_ranks(case)
+    found = _reduced_twice(case) or _scaled_by_the_ranks(case) or sum_not_divided(case)
     if found is None and not seen:
         raise NotObservable("the program reduces no gradients of its own")
     return found
@@ -383,6 +406,17 @@ def saved_whole(case: Comparison) -> Broken | None:
     if not saves:
         raise NotObservable("nothing was saved with torch.save")
     for rank, number, call in saves:
+        if call.live and number <= len(case.records[rank].steps):
+            return Broken(
+                f"another thread writes {call.path or 'a file'} from the tensors that training changes, while training "
+                f"goes on to step {number}: the file may have parts of several steps",
+                "likely",
+                "copy the tensors before the next step (`copy.deepcopy(model.state_dict())`), or let "
+                "torch.distributed.checkpoint.async_save do it",
+                step=number,
+                ranks=(rank,),
+                line=call.line,
+            )
         if call.missing:
             return Broken(
                 f"the file saved at {call.line} has parameters of the model, but not "
@@ -420,9 +454,36 @@ def optimizer_restored(case: Comparison) -> Broken | None:
                     ranks=(rank,),
                     line=call.line,
                 )
-    if not seen:
+    again, loaded = _rate_begins_again(case)
+    if again is None and not seen and not loaded:
         raise NotObservable("no checkpoint with an optimizer was read with torch.load before the first step")
-    return None
+    return again
+
+
+def _rate_begins_again(case: Comparison) -> tuple[Broken | None, bool]:
+    """Find a restored optimizer whose next step has the learning rate from before; tell whether one was restored."""
+    loaded = False
+    for rank, record in case.records.items():
+        schedules = [number for number, _ in record.calls("load_schedule")]
+        for number, call in record.calls("load_optimizer"):
+            table = record.tables.get(call.optimizer) if call.optimizer is not None else None
+            steps = record.steps_of(call.optimizer) if call.optimizer is not None else []
+            loaded = loaded or table is not None
+            first = next((step for step in steps if step.number >= number), None)
+            if table is None or table.schedule is None or first is None or number in schedules:
+                continue
+            if first.lr == call.rates_before and first.lr != call.rates and len(first.lr) == len(call.rates):
+                return Broken(
+                    f"the optimizer's state was loaded at {call.line} with a learning rate of {call.rates[0]:.6g}, and "
+                    f"step {first.number} has {first.lr[0]:.6g}, as before the load: the scheduler made at "
+                    f"{table.schedule} begins again",
+                    "likely",
+                    "restore the scheduler too: save its `state_dict()` and load it after the optimizer's",
+                    step=first.number,
+                    ranks=(rank,),
+                    line=table.schedule,
+                ), True
+    return None, loaded
 
 
 def unscaled_before_clipping(case: Comparison) -> Broken | None:
@@ -462,7 +523,7 @@ RULES = (
     Rule("unscaled", "gradients are divided by the loss scale before they are clipped", unscaled_before_clipping),
     Rule("words", "each word of a split embedding is on one rank", words_on_a_rank),
     Rule("one-writer", "one rank writes a file", one_writer),
-    Rule("saved", "a file of a model has everything that was trained", saved_whole),
+    Rule("saved", "a file of a model has everything that was trained, as it was", saved_whole),
     Rule("keys", "a loaded model has the keys of the file", loaded_keys),
-    Rule("restored", "a resume restores the optimizer", optimizer_restored),
+    Rule("restored", "a resume restores the optimizer and its learning rate", optimizer_restored),
 )

@@ -9,6 +9,7 @@ from itertools import product
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
+from frog.observe.check.makeup_checks import never_cleared
 from frog.observe.check.rank_records import Call, Module, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 
@@ -42,7 +43,7 @@ def gradients_cleared(case: Comparison) -> Broken | None:
             )
     if not seen:
         raise NotObservable("no optimizer took a second step")
-    return None
+    return never_cleared(case)
 
 
 def evaluation_mode(case: Comparison) -> Broken | None:

@@ -185,6 +185,10 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     """True if it began with gradients that were not zero."""
     bits: dict[int, list[int | None]] = {}
     """The gradients' bits after it, by optimizer."""
+    brought: dict[int, dict[int, list[float]]] = {}
+    """Parts of the gradients that it brought, before anything reduced them, by optimizer and place in it."""
+    left: dict[int, dict[int, list[float]]] = {}
+    """Parts of the gradients that are there after it although it brought none to the tensor that is held: of shards."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +214,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, int] = {}
     """Integers of a checkpoint."""
     rates: list[float] = []
-    """Learning rates of the optimizers in a checkpoint."""
+    """Learning rates of the optimizers in a checkpoint, or of an optimizer after its state was loaded."""
+    rates_before: list[float] = []
+    """Its learning rates before that."""
+    live: bool = False
+    """True if another thread than the main one saves tensors that an optimizer changes."""
     missing: list[str] = []
     partly: bool = False
     """True if a module has other parameters that are not missing."""
@@ -218,7 +226,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     direct: bool = True
     """False: a library called it, not the user's program."""
     optimizer: int | None = None
-    """The optimizer whose learning rate a scheduler changed."""
+    """The optimizer whose learning rate a scheduler changed, or whose state was loaded."""
     module: str = ""
     name: str = msgspec.field(name="class", default="")
 
@@ -254,6 +262,8 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
     gradients: list[Fingerprint | None] | None = None
     """None: not sampled."""
     before: list[int | None] = []
+    parts: dict[int, list[float]] = {}
+    """Four dot products of sampled elements of the gradient of some parameters (hook/frog_observer/fingerprints.py)."""
     weights: list[Fingerprint | None] = []
     changed: list[float | None] = []
     """Which part of the sampled elements with a gradient the step changed, by parameter."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable, Replica
+from frog.observe.check.makeup_checks import shards_scaled_apart
 from frog.observe.check.rank_records import Backward, Call, Fingerprint, Parameter, Place, Step, seeded_apart
 from frog.observe.check.rule import Broken, Rule, Sure
 
@@ -498,7 +499,7 @@ def _changed_after_backward(case: Comparison, moment: Moment, different: list[Re
         else f"look between {begin} and {end}: use the same scale on all ranks, and let all ranks decide together",
         step=moment.step,
         ranks=tuple(rank for rank in replica.ranks if rank == other) or replica.ranks,
-        line=clip or end,
+        line=clip or _call_line(moment, [first], "gradient_written") or end,
         evidence=_values(case, moment, different, "gradients"),
     )
 
@@ -636,9 +637,10 @@ def clipping_norms(case: Comparison) -> Broken | None:
                     ranks=tuple(moment.of),
                     line=calls[0].line,
                 )
-    if not seen:
+    found = shards_scaled_apart(case)
+    if found is None and not seen:
         raise NotObservable("no call of torch.nn.utils.clip_grad_norm_ was sampled on all ranks")
-    return None
+    return found
 
 
 def _end_equal(case: Comparison, moment: Moment) -> bool:

@@ -124,6 +124,15 @@ def sampled(tensor: Any) -> Any:
     return flat[::stride].clone()
 
 
+def parts(sample: Any) -> list[float]:
+    """Return the dot products of four parts of a tensor's sampled elements with the vector, computed on the CPU."""
+    torch = _torch()
+    numbers = sample.detach().cpu()
+    numbers = (torch.view_as_real(numbers).reshape(-1) if numbers.dtype.is_complex else numbers).double()
+    products = numbers * vector(numbers.device)[0][: numbers.numel()]
+    return [float(part.sum()) for part in products.tensor_split(4)]
+
+
 def rows(value: Any) -> list[int] | None:
     """Return a number for each sample of a batch; None if the batch holds no tensors with samples.
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from . import fingerprints, frames, module_facts, module_sums
+from . import fingerprints, frames, gradient_parts, module_facts, module_sums
 from .place import Place
 
 NAME = "checks.jsonl"
@@ -42,7 +42,7 @@ class StepRecorder:
         """Weak references to DDP's wrappers, and the ranks of their groups."""
         self._depth, self.in_backward = 0, False
         self._handles: list[Any] = []
-        self._num_steps, self._num_batches = 0, 0
+        self._num_steps, self._num_batches, self._num_backwards = 0, 0, 0
         self._steps: dict[int, int] = {}
         self._stale: dict[int, Any] = {}
         """Bits of the gradients with which each optimizer stepped last, while no look has found them cleared."""
@@ -52,6 +52,7 @@ class StepRecorder:
         self._backwards: list[dict[str, Any]] = []
         self._calls: list[dict[str, Any]] = []
         self._tables: dict[int, list[Any]] = {}
+        self._parts = gradient_parts.GradientParts()
         self._before: tuple[int, dict[str, Any]] | None = None
         self._saw_nan = False
         self._outside: dict[tuple[int, str], dict[str, Any]] = {}
@@ -81,6 +82,11 @@ class StepRecorder:
         """Functions that are watched until the first forward that learns, with their class."""
         self.writers: list[tuple[Any, str, Any]] = []
         """Methods that change a parameter, with the class that gets them for sampled steps."""
+        self.gradient_writers: list[tuple[str, Any]] = []
+        """Methods of torch.Tensor that change a gradient, watched between a backward pass and the step."""
+        self._unwatched: dict[str, Any] = {}
+        """What torch.Tensor itself has under their names while they are watched."""
+        self._gradient_storages: set[Any] = set()
         self._written: set[Any] = set()
         """Lines of the user's that have changed a parameter since the last step."""
         self._schedules: dict[int, Any] = {}
@@ -112,6 +118,10 @@ class StepRecorder:
         if compiler is not None and compiler.is_compiling():  # first: the compiler follows nothing after it
             return False
         return self.is_on and os.getpid() == self._pid and threading.get_ident() == self._thread
+
+    def is_beside(self) -> bool:
+        """True in another thread of the rank than the main one."""
+        return self.is_on and os.getpid() == self._pid and threading.get_ident() != self._thread
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -180,6 +190,7 @@ class StepRecorder:
             for handle in self._handles:
                 handle.remove()
             self._handles, self._depth, self._ids = [], 0, None
+            self._ignore_gradient_writers()
             _remove([(owner, name) for owner, name, _ in self.writers])
 
     # ---- what happens between two steps ------------------------------------------------------------------------------
@@ -296,6 +307,8 @@ class StepRecorder:
     def on_backward(self, loss: Any, line: Any) -> None:
         """Take the beginning of a backward pass."""
         self.in_backward = True
+        self._num_backwards += 1
+        self._ignore_gradient_writers()
         record: dict[str, Any] = {"line": line}
         if len(self._backwards) < _MOST_FORWARDS:
             self._backwards.append(record)
@@ -305,6 +318,7 @@ class StepRecorder:
             record["graph"] = _graph_of(loss)
             if loss is not None and loss.numel() == 1 and not hasattr(loss, "_local_tensor"):
                 record["loss"] = finite_or_none(float(loss.detach()))
+            self._parts.begin(self._optimizers)
             gradients = [each for _, optimizer in self._optimizers for each in _gradients(optimizer)]
             record["adds"] = any(_bits_of(each) for each in gradients)
             for number, (optimizer, before) in list(self._stale.items()):
@@ -318,18 +332,65 @@ class StepRecorder:
         """Take the end of a backward pass: remember the gradients' bits, to see whether they change before the step."""
         self.in_backward = False
         if not self.is_sampled or not self._backwards:
+            self._parts.forget()
             return
         with self.reading():
             now = {number: [_bits_of(each) for each in _gradients(optimizer)] for number, optimizer in self._optimizers}
             self._backwards[-1]["bits"] = now
+            parts = self._parts.end(self._optimizers)
+            if self._num_backwards <= _MOST_FORWARDS:
+                self._backwards[-1].update(parts)
+            else:  # more than are kept: what they brought together is not known
+                self._backwards[-1].pop("brought", None)
             for number, (_, before) in self._stale.items():
                 if any(map(_grew, before, now.get(number, ()))):
                     self._added.add(number)
+            self._watch_gradient_writers()
+
+    def _watch_gradient_writers(self) -> None:
+        """Watch what changes the gradients that are there now."""
+        gradients = [each for _, optimizer in self._optimizers for each in _gradients(optimizer)]
+        self._gradient_storages = {_storage_of(each) for each in gradients if each is not None} - {None}
+        kind = sys.modules["torch"].Tensor
+        for name, method in self.gradient_writers:
+            self._unwatched[name] = vars(kind).get(name)
+            setattr(kind, name, method)
+
+    def _ignore_gradient_writers(self) -> None:
+        kind = sys.modules["torch"].Tensor
+        for name, own in self._unwatched.items():
+            if own is not None:
+                setattr(kind, name, own)
+            elif name in vars(kind):
+                delattr(kind, name)
+        self._unwatched.clear()
+
+    def on_gradient_written(self, tensor: Any, frame: Any) -> None:
+        """Take a line of the user's that changes a gradient between a backward pass and the step."""
+        if not self._unwatched or not frames.is_user_file(frame.f_code.co_filename):
+            return
+        line = line_of(frame)
+        key = ("gradient", *(line or ()))
+        if (
+            key in self._written
+            or len(self._written) >= _MOST_WRITERS
+            or _storage_of(tensor) not in self._gradient_storages
+        ):
+            return
+        self._written.add(key)
+        self.on_call({"call": "gradient_written", "line": line})
 
     def on_call(self, record: dict[str, Any]) -> None:
         """Take a call of a watched function."""
         if len(self._calls) < _MOST_CALLS:
             self._calls.append(record)
+
+    def on_save_beside(self, held: Any, path: Any, line: Any) -> None:
+        """Take what another thread is about to save, if it has tensors that an optimizer of the rank changes."""
+        changed = {_storage_of(each) for _, optimizer in self._optimizers for each in _parameters(optimizer)}
+        if changed & {_storage_of(each) for each in fingerprints.tensors_of(held)} - {None}:
+            where = os.path.abspath(path) if isinstance(path, (str, os.PathLike)) else None
+            self.on_call({"call": "save", "live": True, "path": where, "line": line})
 
     def on_batch(self, record: dict[str, Any]) -> None:
         """Take a batch of a DataLoader."""
@@ -450,6 +511,7 @@ class StepRecorder:
         return ((args[0], then_read, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": then_read})
 
     def _read_before(self, optimizer: Any, line: Any) -> None:
+        self._ignore_gradient_writers()
         with self.reading():
             number = self._optimizers.number(optimizer)
             self._update_table(number, optimizer)
@@ -461,6 +523,7 @@ class StepRecorder:
                 parameters, gradients, places = _held(optimizer)
                 record["gradients"] = _fingerprints(gradients)
                 record["before"] = [_bits_of(each) for each in parameters]
+                record["parts"] = gradient_parts.of_step(optimizer)
                 if self._modules is not None:
                     record["gradient_sums"] = module_sums.of_tensors(gradients, places)
                     record["before_sums"] = module_sums.of_tensors(parameters, places)
@@ -507,6 +570,7 @@ class StepRecorder:
             )
             self._num_steps += 1
             self._forwards, self._backwards, self._calls = [], [], []
+            self._num_backwards = 0
             self._written.clear()
             _remove(self.until_learning)
             self.hook_modules()
@@ -784,6 +848,14 @@ def _held(optimizer: Any) -> tuple[list[Any], list[Any], list[Any] | None]:
 
 def _learning_rates(optimizer: Any) -> list[float | None]:
     return [finite_or_none(float(group["lr"])) if "lr" in group else None for group in optimizer.param_groups]
+
+
+def _storage_of(tensor: Any) -> int | None:
+    """Return the address of the memory that a tensor is in; None if it has none."""
+    try:
+        return fingerprints.local_of(tensor).untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # a tensor without memory
+        return None
 
 
 def _bits_of(tensor: Any) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import os
@@ -16,6 +17,8 @@ from .step_recorder import StepRecorder, finite_or_none, line_of
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 _WRITERS = ("add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "copy_", "fill_", "zero_")
 """Methods of tensors with which programs change weights by hand."""
+_GRADIENT_WRITERS = ("mul_", "div_", "copy_", "clamp_", "__imul__", "__itruediv__")
+"""Methods of tensors with which programs scale gradients by hand."""
 _EXCHANGES = ("all_to_all", "all_to_all_single")
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 _INITIALIZATIONS = os.path.join("torch", "nn", "init.py")
@@ -162,6 +165,19 @@ class _Functions:
 
         kind.__setattr__, kind.requires_grad_ = __setattr__, selects
         recorder.until_learning = [(kind, "__setattr__"), (kind, "requires_grad_")]
+
+        def make_gradient_writer(original: Any) -> Any:
+            @functools.wraps(original)
+            def writes(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(tensor, *args, **kwargs)
+                if recorder.is_here():
+                    recorder.on_gradient_written(tensor, sys._getframe(1))
+                return result
+
+            return writes
+
+        names = [name for name in _GRADIENT_WRITERS if hasattr(torch.Tensor, name)]
+        recorder.gradient_writers = [(name, make_gradient_writer(getattr(torch.Tensor, name))) for name in names]
         recorder.writers = [(kind, name, make_writer(getattr(torch.Tensor, name))) for name in _WRITERS]
         for owner, name, method in recorder.writers:
             setattr(owner, name, method)
@@ -212,11 +228,13 @@ class _Functions:
         def make_load(what: str) -> Callable[[Any], Any]:
             def make(original: Any) -> Any:
                 def load_state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                    rates = _rates_of_groups(owner) if what == "load_optimizer" else []
                     result = original(owner, *args, **kwargs)
                     if recorder.is_here():
                         recorder.on_call(
                             {
                                 "call": what,
+                                **_restored(recorder, owner, rates, what),
                                 "class": type(owner).__name__,
                                 "line": line_of(sys._getframe(1)),
                                 "missing": list(getattr(result, "missing_keys", ()))[:20],
@@ -231,10 +249,18 @@ class _Functions:
 
         self._wrap([torch.nn.Module], "load_state_dict", make_load("load_model"))
         self._wrap([torch.optim.Optimizer], "load_state_dict", make_load("load_optimizer"))
+        schedulers = importlib.import_module("torch.optim.lr_scheduler")
+        for kind in vars(schedulers).values():
+            if isinstance(kind, type) and kind is not torch.optim.Optimizer and "load_state_dict" in vars(kind):
+                self._wrap([kind], "load_state_dict", make_load("load_schedule"))
 
         def make_file(what: str) -> Callable[[Any], Any]:
             def make(original: Any) -> Any:
                 def file_call(*args: Any, **kwargs: Any) -> Any:
+                    if what == "save" and recorder.is_beside():
+                        with contextlib.suppress(Exception):  # what is saved may be of any kind
+                            given = [*args, kwargs.get("obj"), kwargs.get("f")]
+                            recorder.on_save_beside(given[0], given[1], line_of(sys._getframe(1)))
                     result = original(*args, **kwargs)
                     if recorder.is_here():
                         held = result if what == "load" else args[0] if args else kwargs.get("obj")
@@ -530,6 +556,19 @@ def _numbers_of(held: Any) -> dict[str, int]:
     """Return the integers of a checkpoint, such as its epoch and step."""
     items = list(held.items())[:40] if isinstance(held, dict) else []
     return {str(key)[:80]: value for key, value in items if type(value) is int and abs(value) < 2**53}
+
+
+def _restored(recorder: StepRecorder, owner: Any, before: list[float], what: str) -> dict[str, Any]:
+    """Return which optimizer's state was loaded, and its learning rates before and after."""
+    if what != "load_optimizer":
+        return {}
+    return {"optimizer": recorder.number_of(owner), "rates": _rates_of_groups(owner), "rates_before": before}
+
+
+def _rates_of_groups(optimizer: Any) -> list[float]:
+    """Return the learning rates of an optimizer, one for each group."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return [float(rate) for rate in rates if rate is not None]
 
 
 def _rates_of(held: Any) -> list[float]:
