@@ -544,3 +544,74 @@ def test_thread_that_saves_what_is_trained_is_recorded(recorder: StepRecorder, t
     training.take()
     (step,) = read(recorder, tmp_path).steps
     assert [(call.call, call.live) for call in step.calls] == [("save", True)]
+
+
+class Recomputed(nn.Module):
+    """Drops in a part that is computed again in the backward pass."""
+
+    def __init__(self, keeps_state: bool) -> None:
+        super().__init__()
+        self.keeps_state = keeps_state
+        self.first, self.drop, self.second = nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        again = torch.utils.checkpoint.checkpoint(
+            self.drop, self.first(x), use_reentrant=False, preserve_rng_state=self.keeps_state
+        )
+        return self.second(again)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("keeps_state", "calls"), [(True, []), (False, ["redrawn"])])
+def test_layer_that_drops_again_is_compared_with_its_forward(
+    recorder: StepRecorder, tmp_path: Path, keeps_state: bool, calls: list[str]
+) -> None:
+    training = Training(recorder, Recomputed(keeps_state))
+    training.take()
+    (step,) = read(recorder, tmp_path).steps
+    assert [call.call for call in step.calls] == calls
+    assert [call.module for call in step.calls] == ["drop (Dropout)"] * len(calls)
+
+
+def test_asynchronous_reduction_is_waited_for_before_the_step(recorder: StepRecorder, tmp_path: Path) -> None:
+    training = Training(recorder)
+    works = [SimpleNamespace(), SimpleNamespace()]
+    for work in works:
+        record = {"call": "all_reduce", "waited": False}
+        recorder.pending.append((work, record))
+        recorder.on_call(record)
+    recorder.on_waited(works[1])
+    training.take()
+    (step,) = read(recorder, tmp_path).steps
+    assert [call.waited for call in step.calls] == [False, True]
+    assert recorder.pending == []
+
+
+def test_clipping_covers_an_optimizer_if_all_of_its_gradients_are_clipped(recorder: StepRecorder) -> None:
+    training = Training(recorder, nn.Linear(2, 1))
+    weight, bias = training.model.parameters()
+    training.backward()
+    assert recorder.clipped([weight, bias]) == {"covers": [0]}
+    assert recorder.clipped([weight]) == {"covers": []}
+    bias.grad = None
+    assert recorder.clipped([weight]) == {"covers": [0]}
+    assert recorder.clipped([]) == {"covers": []}
+
+
+def test_moments_are_those_of_each_parameter() -> None:
+    one, other = (nn.Parameter(torch.full((3,), float(value))) for value in (1, 2))
+    optimizer = torch.optim.Adam([one, other])
+    assert module_facts.moments(optimizer) == [None, None]
+    one.grad = torch.ones(3)
+    optimizer.step()
+    known, missing = module_facts.moments(optimizer)
+    assert (known is not None, missing) == (True, None)
+    again = torch.optim.Adam([other, one])
+    again.load_state_dict({**again.state_dict(), "state": {1: optimizer.state_dict()["state"][0]}})
+    assert module_facts.moments(again) == [None, known]
+
+
+def test_buffers_are_lowered_only_beside_weights_that_are_not() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    net.register_buffer("angles", torch.ones(2, dtype=torch.bfloat16))
+    assert module_facts.lowered_buffers(net) == ["angles"]
+    assert module_facts.lowered_buffers(net.to(torch.bfloat16)) == []

@@ -13,6 +13,8 @@ from frog.observe.check.rule import Broken, Rule
 
 _SCALES = ("DivBackward", "MulBackward")
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+_LEAST_ELEMENTS = 64
+"""Fewer elements may be a metric, which nothing uses before it is there."""
 _EQUAL_AFTER = ("all_reduce", "broadcast", "all_gather_into_tensor")
 """Collectives after which all ranks hold the same tensor."""
 
@@ -167,6 +169,9 @@ def _weight_of_targets(backward: Backward) -> tuple[bool, float, float] | None:
 
 def reductions(case: Comparison) -> Broken | None:
     """Find collectives of the program that differ in type, reduction or result between ranks."""
+    found = _not_waited_for(case)
+    if found is not None:
+        return found
     case.require_ranks()
     calls = {
         rank: [(number, call) for number, call in record.calls(*_COLLECTIVES) if call.ranks is None]
@@ -187,6 +192,28 @@ def reductions(case: Comparison) -> Broken | None:
                 return _mismatch(case, number, call, rank, f"{where}: {one} meets {other}")
             if call.call in _EQUAL_AFTER and None not in (call.bits, first.bits) and call.bits != first.bits:
                 return _mismatch(case, number, call, rank, f"{where}: the results differ between the ranks")
+    return None
+
+
+def _not_waited_for(case: Comparison) -> Broken | None:
+    """Find asynchronous reductions of many elements for which the program has not waited when the optimizer steps."""
+    for rank, record in case.records.items():
+        found = [
+            (number, call)
+            for number, call in record.calls("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
+            if call.waited is False and call.elements >= _LEAST_ELEMENTS and number <= len(record.steps)
+        ]
+        if len(found) > 1:
+            number, call = found[0]
+            return Broken(
+                f"step {number} on rank {rank} does not wait for the {call.call} of {call.elements} elements that "
+                f"begins at {call.line}: what uses its tensor may use it half-way, and it may write over it later",
+                "likely",
+                "call `wait()` on what the collective returns before its tensor is used",
+                step=number,
+                ranks=(rank,),
+                line=call.line,
+            )
     return None
 
 
@@ -455,6 +482,7 @@ def optimizer_restored(case: Comparison) -> Broken | None:
                     line=call.line,
                 )
     again, loaded = _rate_begins_again(case)
+    again = _moments_of_others(case) or again
     if again is None and not seen and not loaded:
         raise NotObservable("no checkpoint with an optimizer was read with torch.load before the first step")
     return again
@@ -484,6 +512,32 @@ def _rate_begins_again(case: Comparison) -> tuple[Broken | None, bool]:
                     line=table.schedule,
                 ), True
     return None, loaded
+
+
+def _moments_of_others(case: Comparison) -> Broken | None:
+    """Find an optimizer whose parameters were given the state that other parameters had when it was saved."""
+    for rank, record in case.records.items():
+        saved: dict[int, str] = {}
+        for number, call in record.calls("state_of_optimizer", "load_optimizer"):
+            table = record.tables.get(call.optimizer) if call.optimizer is not None else None
+            names = [each.names[0] if each.names else "" for each in table.parameters] if table is not None else []
+            known = [(name, bits) for name, bits in zip(names, call.moments, strict=False) if name and bits]
+            if call.call == "state_of_optimizer":
+                saved.update({bits: name for name, bits in known})
+                continue
+            wrong = [(name, saved[bits]) for name, bits in known if saved.get(bits, name) != name]
+            if len(wrong) > 1:
+                name, owner = wrong[0]
+                return Broken(
+                    f"the optimizer's state that was loaded at {call.line} gives {name} the moments of {owner}, and so "
+                    f"for {len(wrong)} parameters: the state is loaded by the parameters' order, which is another one",
+                    "certain",
+                    "make the optimizer with the parameters in the same order as when its state was saved",
+                    step=number,
+                    ranks=(rank,),
+                    line=call.line,
+                )
+    return None
 
 
 def unscaled_before_clipping(case: Comparison) -> Broken | None:

@@ -7,10 +7,14 @@ from itertools import pairwise
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import Comparison, NotObservable
-from frog.observe.check.rank_records import Loader, Place, RankRecord
+from frog.observe.check.rank_records import Forward, Loader, Place, RankRecord
 from frog.observe.check.rule import Broken, Rule
 
 _LEAST_BATCHES = 2
+_LEAST_SAMPLES = 8
+"""Samples of which all come twice, or are on two ranks, that are no chance."""
+_STREAM = "_InfiniteConstantSampler"
+"""The sampler that torch gives to an IterableDataset."""
 
 
 def samples_of_ranks(case: Comparison) -> Broken | None:
@@ -29,6 +33,9 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
                 ranks=(record.rank,),
                 line=again.made or again.line,
             )
+    found = _once_for_each_worker(case) or _split_by_each_rank(case)
+    if found is not None:
+        return found
     seen, unknown, beginning = False, False, None
     for one, other in pairwise(case.ranks):
         mine, theirs = _training_rows(case.records[one]), _training_rows(case.records[other])
@@ -78,6 +85,69 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
             else "fewer than two batches of tensors were seen on two ranks"
         )
     return None
+
+
+def _once_for_each_worker(case: Comparison) -> Broken | None:
+    """Find a stream of which each worker of a DataLoader has all, so that every sample comes once for each."""
+    for record in case.records.values():
+        for loader in record.loaders:
+            counts = Counter(row for batch in record.batches_of(loader) for row in batch.rows or ())
+            if loader.workers < 2 or loader.sampler != _STREAM or len(counts) < _LEAST_SAMPLES:
+                continue
+            if set(counts.values()) == {loader.workers}:
+                return Broken(
+                    f"each of {len(counts)} samples of the DataLoader at {loader.line} comes {loader.workers} times, "
+                    f"as often as it has workers: each of them reads the whole stream on rank {record.rank}",
+                    "likely",
+                    "divide the stream in `__iter__` by torch.utils.data.get_worker_info() too, not by the rank alone",
+                    step=1,
+                    ranks=(record.rank,),
+                    line=loader.made or loader.line,
+                )
+    return None
+
+
+def _split_by_each_rank(case: Comparison) -> Broken | None:
+    """Find ranks whose DistributedSamplers give some samples to both: they divide data sets that are not the same.
+
+    Samples that are in a data set several times come several times on one rank too; here each is there once.
+    """
+    for one, other in pairwise(case.ranks):
+        records = case.records[one], case.records[other]
+        ours = [_first_epoch(record) for record in records]
+        if not all(ours):
+            continue
+        rows = [
+            [row for batch in record.batches_of(each) for row in batch.rows or ()]
+            for record, each in zip(records, ours, strict=True)
+            if each
+        ]
+        common = set(rows[0]) & set(rows[1])
+        padded = sum(1 for each in ours if each is not None and each.padded) * len(case.ranks)
+        if any(len(set(each)) < len(each) for each in rows) or len(common) <= padded + _LEAST_SAMPLES:
+            continue
+        if set(rows[0]) == set(rows[1]):
+            continue  # all of them: the rule on equal samples says more
+        first = ours[0]
+        assert first is not None
+        return Broken(
+            f"ranks {one} and {other} train on {len(common)} samples in common in one epoch, although a "
+            f"DistributedSampler divides them: the ranks divide data sets that are not the same, such as splits that "
+            "each has drawn for itself; then one validates on what others train on",
+            "likely" if len(common) >= 2 * _LEAST_SAMPLES else "possible",
+            "draw the split with the same generator on all ranks: "
+            "`random_split(..., generator=torch.Generator().manual_seed(seed))`",
+            step=1,
+            ranks=(one, other),
+            line=first.made or first.line,
+        )
+    return None
+
+
+def _first_epoch(record: RankRecord) -> Loader | None:
+    """Return the first iteration of a DataLoader with a DistributedSampler that trains."""
+    loaders = (each for each in record.loaders if each.distributed and not each.split_again)
+    return next((each for each in loaders if _trains_in(record, each)), None)
 
 
 def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
@@ -284,6 +354,9 @@ def sizes_of_batches(case: Comparison) -> Broken | None:
 
 def random_numbers(case: Comparison) -> Broken | None:
     """Find data ranks whose random states are equal whenever a forward begins, although the program draws numbers."""
+    found = _redrawn(case)
+    if found is not None:
+        return found
     case.require_ranks()
     forwards = {
         rank: [forward for step in record.steps for forward in step.forwards if forward.grad and forward.random]
@@ -293,6 +366,9 @@ def random_numbers(case: Comparison) -> Broken | None:
     length = min(map(len, states.values()))
     if length < _LEAST_BATCHES or any(not case.in_data_group(*pair) for pair in pairwise(case.ranks)):
         raise NotObservable("fewer than two training steps of data ranks were sampled")
+    found = _equal_from_a_step_on(case, forwards, length)
+    if found is not None:
+        return found
     ours = states[case.ranks[0]][:length]
     # a DataLoader draws a seed in each epoch, the same one on all ranks; noise is drawn in each step
     changes = len(set(ours)) - 1
@@ -310,6 +386,49 @@ def random_numbers(case: Comparison) -> Broken | None:
             line=first.line if first is not None else None,
         )
     return None
+
+
+def _redrawn(case: Comparison) -> Broken | None:
+    """Find layers that drop other elements when a backward pass computes them again."""
+    calls = ((rank, *each) for rank, record in case.records.items() for each in record.calls("redrawn"))
+    rank, number, call = next(calls, (0, 0, None))
+    if call is None:
+        return None
+    return Broken(
+        f"in step {number} on rank {rank}, {call.module} is computed again in the backward pass with other random "
+        f"numbers than in the forward at {call.line}: it drops other elements, so the gradients are not those of the "
+        "loss",
+        "likely",
+        "let the checkpoint keep the random state: `preserve_rng_state=True`, as it is by default",
+        step=number,
+        ranks=(rank,),
+        line=call.line,
+    )
+
+
+def _equal_from_a_step_on(case: Comparison, forwards: dict[int, list[Forward]], length: int) -> Broken | None:
+    """Find ranks whose random states differ first and are equal in all later forwards."""
+    states = [tuple(each[place].random for each in forwards.values()) for place in range(length)]
+    begin = next((place for place in reversed(range(length)) if len(set(states[place])) > 1), None)
+    if begin is None or length - begin - 1 <= _LEAST_BATCHES:
+        return None
+    later = [each[begin + 1 :] for each in forwards.values()]
+    if not any(each.draws for each in later[0]) or len(set(states[begin + 1 :])) <= _LEAST_BATCHES:
+        return None
+    line = later[0][0].line
+    record = case.any
+    step = next((each for each in record.steps if any(own is later[0][0] for own in each.forwards)), None)
+    number = step.number if step is not None else 0
+    restored = next((call.line for when, call in record.calls("random_set") if when == number), None)
+    return Broken(
+        f"{span([*case.ranks])} have the same random state before each forward since step {number}, and had others "
+        "before: dropout and noise are equal on all of them since then",
+        "likely",
+        "restore each rank's own random state: a checkpoint needs that of every rank, not of rank 0",
+        step=number,
+        ranks=case.ranks,
+        line=restored or line,
+    )
 
 
 def order_after_a_resume(case: Comparison) -> Broken | None:

@@ -152,6 +152,34 @@ def shards_scaled_apart(case: Comparison) -> Broken | None:
     return None
 
 
+def clipped_before_the_end(case: Comparison) -> Broken | None:
+    """Find gradients that are larger than the limit to which they were clipped: something has added to them since."""
+    for record in case.records.values():
+        large = []
+        for step in record.steps:
+            clips = [call for call in step.calls if call.call == "clip" and step.optimizer in call.covers]
+            norm = _norm_of(step)
+            table = record.tables.get(step.optimizer)
+            parts = table is None or any(each.placements or each.whole for each in table.parameters)
+            if step.gradients is None or not clips or clips[-1].limit is None or norm is None or parts:
+                continue
+            if norm > clips[-1].limit * (1 + _CLOSE):
+                large.append((step, clips[-1], norm))
+        if len(large) < 2 or case.is_sharded:
+            continue
+        step, call, norm = large[0]
+        return Broken(
+            f"the gradients that step {step.step} on rank {record.rank} uses have the norm {norm:.4g}, although they "
+            f"were clipped to {call.limit:g} at {call.line}: they were not there yet, or something was added since",
+            "likely",
+            "clip after the last backward pass of a step and right before `optimizer.step()`",
+            step=step.step,
+            ranks=(record.rank,),
+            line=call.line,
+        )
+    return None
+
+
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 

@@ -526,6 +526,19 @@ def types_of_state(case: Comparison) -> Broken | None:
                     ranks=(record.rank,),
                     line=table.lowered or table.made,
                 )
+    found = next((each for record in case.records.values() for each in record.modules.values() if each.lowered), None)
+    if found is not None:
+        record = case.any
+        forward = (each for step in record.steps for each in step.forwards if each.grad)
+        return Broken(
+            f"the buffers {some_of(found.lowered, MOST_NAMES)} are in half precision, while all weights are in "
+            "float32: frequencies and positions, as of RoPE, are rounded",
+            "possible",
+            "keep such buffers in float32, and convert what is computed from them",
+            step=1,
+            ranks=(record.rank,),
+            line=next((each.line for each in forward), None),
+        )
     if half:
         raise NotObservable("some weights are in half precision, and the optimizer keeps no state in it")
     return None

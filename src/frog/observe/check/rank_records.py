@@ -78,6 +78,8 @@ class Module(_Line, frozen=True, kw_only=True, tag="module"):
     """The head that its configuration ties to the embedding, if it is another tensor, and the line that made it."""
     adapters: tuple[Count, Count] = (0, 0)
     """Tensors of adapters, and those of them that need a gradient."""
+    lowered: list[str] = []
+    """Buffers in half precision, if all parameters are in float32."""
     adapters_selected: Place | None = None
     """The line that chose which parameters need a gradient, and decided it for the adapters."""
 
@@ -217,6 +219,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Learning rates of the optimizers in a checkpoint, or of an optimizer after its state was loaded."""
     rates_before: list[float] = []
     """Its learning rates before that."""
+    moments: list[int | None] = []
+    """Bits of each parameter's state in an optimizer."""
+    covers: list[int] = []
+    """The optimizers of which all gradients were clipped."""
+    waited: bool | None = None
+    """Of an asynchronous collective: whether the program waited for it before the step."""
     live: bool = False
     """True if another thread than the main one saves tensors that an optimizer changes."""
     missing: list[str] = []

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable, Replica
-from frog.observe.check.makeup_checks import shards_scaled_apart
+from frog.observe.check.makeup_checks import clipped_before_the_end, shards_scaled_apart
 from frog.observe.check.rank_records import Backward, Call, Fingerprint, Parameter, Place, Step, seeded_apart
 from frog.observe.check.rule import Broken, Rule, Sure
 
@@ -121,6 +121,39 @@ def weights_between_steps(case: Comparison) -> Broken | None:
                 )
     if not seen:
         raise NotObservable("no two steps in a row were sampled on all ranks with equal weights between them")
+    return _evaluated_weights_stay(case)
+
+
+def _evaluated_weights_stay(case: Comparison) -> Broken | None:
+    """Find weights that were changed for evaluations, such as averaged ones, and that the next step begins with."""
+    for optimizer in case.optimizers:
+        changed, kept = [], 0
+        for before, now in pairwise(case.sampled(optimizer)):
+            rank = next(iter(now.of))
+            if now.step != before.step + 1 or rank not in before.of or not before.of[rank].weights:
+                continue
+            step = now.of[rank]
+            same = all(bits == before.of[rank].weight_bits(index) for index, bits in enumerate(step.before))
+            evaluates = any(not forward.grad for forward in step.forwards)
+            lines = [call.line for call in step.calls if call.call in ("written", "load_model") and call.line]
+            if not same and not (evaluates and lines):
+                return None  # weights that are constrained, or averaged over ranks
+            kept += same
+            if not same:
+                changed.append((now, rank, lines[-1]))
+        if changed and kept >= len(changed):
+            moment, rank, line = changed[0]
+            return Broken(
+                f"before step {moment.step}, other weights were put into the model at {line} and evaluated, and "
+                f"training goes on with them: so {len(changed)} times, while {kept} other steps begin with what the "
+                "step before left",
+                "possible",
+                "put the trained weights back after an evaluation of averaged ones; if training shall go on from "
+                "weights that were loaded, nothing is wrong",
+                step=moment.step,
+                ranks=tuple(moment.of),
+                line=line,
+            )
     return None
 
 
@@ -637,7 +670,7 @@ def clipping_norms(case: Comparison) -> Broken | None:
                     ranks=tuple(moment.of),
                     line=calls[0].line,
                 )
-    found = shards_scaled_apart(case)
+    found = shards_scaled_apart(case) or clipped_before_the_end(case)
     if found is None and not seen:
         raise NotObservable("no call of torch.nn.utils.clip_grad_norm_ was sampled on all ranks")
     return found

@@ -39,6 +39,37 @@ def multiplies(module: Any) -> bool:
     return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
+def drops(module: Any) -> bool:
+    """True for a layer of torch that sets elements to zero at random now."""
+    return (
+        bool(getattr(module, "p", 0)) and module.training and "_DropoutNd" in [k.__name__ for k in type(module).__mro__]
+    )
+
+
+def lowered_buffers(module: Any) -> list[str]:
+    """Return the buffers in half precision of a module whose parameters are all in float32 or float64."""
+    torch: Any = sys.modules["torch"]
+    low = (torch.bfloat16, torch.float16)
+    if any(each.dtype in low for each in module.parameters()):
+        return []
+    return [plain_name(name) for name, each in module.named_buffers() if each.dtype in low][:_MOST_NAMES]
+
+
+def moments(optimizer: Any, most: int = 400) -> list[int | None]:
+    """Return the bits of each parameter's state, of an optimizer without DTensors; None for a parameter without."""
+    torch: Any = sys.modules["torch"]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]][:most]
+    found: list[int | None] = []
+    for parameter in parameters:
+        state = (optimizer.state.get(parameter) or {}).values()
+        large = [each for each in state if isinstance(each, torch.Tensor) and each.shape == parameter.shape]
+        known = [each for each in large if each.numel() > 1 and not hasattr(each, "_local_tensor")]
+        found.append(
+            sum(int(fingerprints.bits(each)) * 3**place for place, each in enumerate(known)) if known else None
+        )
+    return found
+
+
 def unset_mode(module: Any, were_set: Any) -> list[Any] | None:
     """Return the line of a user's `train()` that acts on its module and that nothing has called; None if there is none.
 

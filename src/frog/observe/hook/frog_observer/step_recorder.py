@@ -53,6 +53,10 @@ class StepRecorder:
         self._calls: list[dict[str, Any]] = []
         self._tables: dict[int, list[Any]] = {}
         self._parts = gradient_parts.GradientParts()
+        self._masks: dict[int, dict[int, Any]] = {}
+        """The random states with which each layer that drops was called in a forward, and the line, by its id."""
+        self.pending: list[tuple[Any, dict[str, Any]]] = []
+        """What the program reduces asynchronously and has not waited for, with the records of the calls."""
         self._before: tuple[int, dict[str, Any]] | None = None
         self._saw_nan = False
         self._outside: dict[tuple[int, str], dict[str, Any]] = {}
@@ -197,7 +201,11 @@ class StepRecorder:
 
     def on_forward(self, module: Any, args: Any) -> None:
         """Take the beginning of a module's forward. Only the outermost one counts."""
-        if self.in_backward or not self.is_here():
+        if not self.is_here():
+            return
+        if self.is_sampled and module_facts.drops(module):
+            self._note_mask(module)
+        if self.in_backward:
             return
         self._depth += 1
         if self._ids is None and self.is_sampled and args and module_facts.are_ids(args[0]):
@@ -229,6 +237,16 @@ class StepRecorder:
             self._begun = id(module)
             self._by_framework = not _is_called_by_user(sys._getframe(2))
             self._forwards.append(record)
+
+    def _note_mask(self, module: Any) -> None:
+        """Note with which random numbers a layer drops; in a backward pass, whether it did so in the forward."""
+        with self.reading():
+            state, known = module_facts.random_state(), self._masks.setdefault(id(module), {})
+            if not self.in_backward:
+                known[state] = line_of(sys._getframe(3))
+            elif known and state not in known:
+                line = next(iter(known.values()))
+                self.on_call({"call": "redrawn", "module": self._module_name(module), "line": line})
 
     def _note_inner(self, module: Any) -> None:
         """Take the beginning of a module inside the outermost one: where the user calls it, and whether it belongs."""
@@ -452,6 +470,23 @@ class StepRecorder:
             counts = self.initialized.setdefault(id(parameter), {})
             counts[tuple(line)] = counts.get(tuple(line), 0) + 1
 
+    def on_waited(self, work: Any) -> None:
+        """Take the end of a collective for which the program waits."""
+        for place, (each, record) in enumerate(self.pending):
+            if each is work:
+                record["waited"] = True
+                del self.pending[place]
+                return
+
+    def clipped(self, parameters: list[Any]) -> dict[str, Any]:
+        """Return which optimizers' parameters are all clipped."""
+        held, covers = {id(each) for each in parameters}, []
+        for number, optimizer in self._optimizers:
+            own = _parameters(optimizer)
+            if any(id(each) in held for each in own) and all(id(each) in held for each in own if each.grad is not None):
+                covers.append(number)
+        return {"covers": covers}
+
     def uses_added_gradients(self) -> bool:
         """True if the gradients are those that the last of several backward passes left."""
         if not self.is_sampled or len(self._backwards) < 2:
@@ -570,7 +605,9 @@ class StepRecorder:
             )
             self._num_steps += 1
             self._forwards, self._backwards, self._calls = [], [], []
+            self.pending.clear()
             self._num_backwards = 0
+            self._masks.clear()
             self._written.clear()
             _remove(self.until_learning)
             self.hook_modules()
@@ -613,6 +650,7 @@ class StepRecorder:
                     "untied": self._untied(module),
                     "adapters": module_facts.adapters(module),
                     "adapters_selected": self._adapters_selected(module),
+                    "lowered": module_facts.lowered_buffers(module),
                 }
             )
         return number

@@ -136,6 +136,18 @@ class _Functions:
 
         self._wrap([torch, torch.random], "manual_seed", make_seed)
 
+        def make_random(original: Any) -> Any:
+            def set_rng_state(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                caller = sys._getframe(1)
+                if recorder.is_here() and frames.is_user_file(caller.f_code.co_filename):
+                    recorder.on_call({"call": "random_set", "line": line_of(caller)})
+                return result
+
+            return set_rng_state
+
+        self._wrap([torch, torch.random], "set_rng_state", make_random)
+
     def watch_parameters(self, torch: Any) -> None:
         """Watch what decides which parameters are trained, until the first step, and what changes them by hand."""
         recorder, kind = self._recorder, torch.nn.Parameter
@@ -254,6 +266,18 @@ class _Functions:
             if isinstance(kind, type) and kind is not torch.optim.Optimizer and "load_state_dict" in vars(kind):
                 self._wrap([kind], "load_state_dict", make_load("load_schedule"))
 
+        def make_state(original: Any) -> Any:
+            def state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                if recorder.is_here() and recorder.has_stepped:
+                    with recorder.reading():
+                        number, moments = recorder.number_of(owner), module_facts.moments(owner)
+                        recorder.on_call({"call": "state_of_optimizer", "optimizer": number, "moments": moments})
+                return original(owner, *args, **kwargs)
+
+            return state_dict
+
+        self._wrap([torch.optim.Optimizer], "state_dict", make_state)
+
         def make_file(what: str) -> Callable[[Any], Any]:
             def make(original: Any) -> Any:
                 def file_call(*args: Any, **kwargs: Any) -> Any:
@@ -297,11 +321,18 @@ class _Functions:
 
         def make(original: Any) -> Any:
             def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+                given = args[0] if args else kwargs.get("parameters")
+                if not isinstance(given, (list, tuple, torch.Tensor)):
+                    given = list(given)  # a generator can be read once
+                    args, kwargs = ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "parameters": given})
                 untouched = recorder.is_here() and recorder.uses_added_gradients()
                 norm = original(*args, **kwargs)
                 if recorder.is_here():
                     record: dict[str, Any] = {"call": "clip", "line": line_of(sys._getframe(1))}
                     record["untouched"] = untouched
+                    kind = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
+                    if kind == 2.0 and not isinstance(given, torch.Tensor):
+                        record.update(recorder.clipped(list(given)))
                     limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
                     with recorder.reading():
                         if recorder.is_sampled and not hasattr(norm, "_local_tensor"):
@@ -485,6 +516,9 @@ class _Functions:
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         for name in _COLLECTIVES:
             self._wrap([c10d, distributed], name, functools.partial(self._collective, name))
+        for name in ("wait", "get_future", "synchronize", "is_completed"):
+            if hasattr(c10d, "Work"):
+                self._wrap([c10d.Work], name, self._waits)
         for name in _MESSAGES:
             self._wrap([c10d, distributed], name, functools.partial(self._noted, "has_messages"))
         for name in _EXCHANGES:
@@ -527,10 +561,23 @@ class _Functions:
                     record["words"] = recorder.words_without_vector(tensor) if name == "all_reduce" else []
                     if record["words"]:
                         record["line"] = _line_of_layer(sys._getframe(1)) or record["line"]
+                if hasattr(result, "wait") and frames.is_user_file(sys._getframe(1).f_code.co_filename):
+                    record["waited"] = False
+                    recorder.pending.append((result, record))
                 recorder.on_call(record)
             return result
 
         return collective
+
+    def _waits(self, original: Any) -> Any:
+        recorder = self._recorder
+
+        def waits(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.pending and recorder.is_here():
+                recorder.on_waited(work)
+            return original(work, *args, **kwargs)
+
+        return waits
 
 
 def _is_drawn_by_user(frame: Any) -> bool:
@@ -562,7 +609,11 @@ def _restored(recorder: StepRecorder, owner: Any, before: list[float], what: str
     """Return which optimizer's state was loaded, and its learning rates before and after."""
     if what != "load_optimizer":
         return {}
-    return {"optimizer": recorder.number_of(owner), "rates": _rates_of_groups(owner), "rates_before": before}
+    moments: list[Any] = []
+    with recorder.reading():
+        moments = module_facts.moments(owner)
+    rates = {"rates": _rates_of_groups(owner), "rates_before": before}
+    return {"optimizer": recorder.number_of(owner), "moments": moments, **rates}
 
 
 def _rates_of_groups(optimizer: Any) -> list[float]:
