@@ -41,9 +41,8 @@ def multiplies(module: Any) -> bool:
 
 def drops(module: Any) -> bool:
     """True for a layer of torch that sets elements to zero at random now."""
-    return (
-        bool(getattr(module, "p", 0)) and module.training and "_DropoutNd" in [k.__name__ for k in type(module).__mro__]
-    )
+    dropout: Any = sys.modules["torch.nn.modules.dropout"]
+    return isinstance(module, dropout._DropoutNd) and module.training and module.p > 0
 
 
 def lowered_buffers(module: Any) -> list[str]:

@@ -321,8 +321,8 @@ class _Functions:
 
         def make(original: Any) -> Any:
             def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-                given = args[0] if args else kwargs.get("parameters")
-                if not isinstance(given, (list, tuple, torch.Tensor)):
+                given: Any = args[0] if args else kwargs.get("parameters")
+                if given is not None and not isinstance(given, (list, tuple, torch.Tensor)):
                     given = list(given)  # a generator can be read once
                     args, kwargs = ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "parameters": given})
                 untouched = recorder.is_here() and recorder.uses_added_gradients()
@@ -331,7 +331,7 @@ class _Functions:
                     record: dict[str, Any] = {"call": "clip", "line": line_of(sys._getframe(1))}
                     record["untouched"] = untouched
                     kind = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
-                    if kind == 2.0 and not isinstance(given, torch.Tensor):
+                    if kind == 2.0 and isinstance(given, (list, tuple)):
                         record.update(recorder.clipped(list(given)))
                     limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
                     with recorder.reading():
