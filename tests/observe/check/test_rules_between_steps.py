@@ -215,3 +215,20 @@ def test_file_that_another_thread_writes_while_training_goes_on(tmp_path: Path) 
     check(look(tmp_path, "saved", [table(), step(1), step(2, calls=[call])]), ("likely", 4, "/tmp/model.pt"))
     end = {"kind": "end", "steps": 2, "calls": [call]}
     check(look(tmp_path, "saved", [table(), step(1), step(2), end]), None)
+
+
+def test_positions_that_a_stage_gets_are_no_samples(tmp_path: Path) -> None:
+    mean = [["NllLossBackward0", 1, 8.0, None]]
+    passes = [{"line": at(8), "graph": mean, "loss": each, "adds": each > 1, "bits": {"0": [7]}} for each in (1.0, 2.0)]
+    stage = {"module": 0, "training": True, "grad": True, "line": at(7), "rows": [1, 2]}
+    changes = {"forwards": [stage, stage], "backwards": passes, "gradients": [[7, 0.25, 2.0]]}
+    steps = [step(number, **changes, messages=True) for number in (1, 2)]
+    check(look(tmp_path / "stage", "accumulation", [table(), *steps]), ("likely", 8, "2 micro-batches"))
+    steps = [step(number, **changes) for number in (1, 2)]
+    check(look(tmp_path / "losses", "accumulation", [table(), *steps]), None)
+
+
+def test_gradients_that_came_and_are_gone_name_the_backward_pass(tmp_path: Path) -> None:
+    came = {"line": at(8), "graph": [], "loss": 1.0, "brought": {"0": {"0": [1.0, 2.0, 3.0, 4.0]}}}
+    steps = [step(number, gradients=[None], backwards=[came]) for number in (1, 2, 3)]
+    check(look(tmp_path, "unused", [table(), *steps]), ("likely", 8, "the backward pass at train.py:8 (main) brought"))

@@ -7,7 +7,7 @@ from itertools import takewhile
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable
 from frog.observe.check.gradient_makeup import LOSSES
-from frog.observe.check.makeup_checks import micro_batches_added, sum_not_divided
+from frog.observe.check.makeup_checks import micro_batches_added, sample_rows, sum_not_divided
 from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Place, Step
 from frog.observe.check.rule import Broken, Rule
 
@@ -30,7 +30,7 @@ def accumulation(case: Comparison) -> Broken | None:
             lines = {backward.line for backward in step.backwards}
             if len(lines) > 1 or step.stale or not all(backward.adds for backward in step.backwards[1:]):
                 continue
-            rows = [forward.rows for forward in step.forwards if forward.grad and forward.rows]
+            rows = sample_rows(case, record, step)
             if len(rows) > 1 and all(each == rows[0] for each in rows):
                 continue  # several losses of the same samples, which are meant to be added
             seen = True

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from frog.core.units import span
 from frog.observe.check.comparison import Comparison, Moment
 from frog.observe.check.gradient_makeup import Makeup, clip_factor, makeup_of, scale_of_mean, shard_scale
-from frog.observe.check.rank_records import Place, Step
+from frog.observe.check.rank_records import Place, RankRecord, Step
 from frog.observe.check.rule import Broken
 
 _CLOSE = 1e-3
@@ -72,7 +72,7 @@ def micro_batches_added(case: Comparison) -> Broken | None:
     several: dict[tuple[int, ...], int] = {}
     for moment in case.all_sampled():
         for makeup in makeup_of(case, moment):
-            if not _are_micro_batches(moment, makeup) or makeup.before:
+            if not _are_micro_batches(case, moment, makeup) or makeup.before:
                 continue
             several[makeup.ranks] = several.get(makeup.ranks, 0) + 1
             if not makeup.is_even:
@@ -102,7 +102,7 @@ def micro_batches_added(case: Comparison) -> Broken | None:
         )
     for moment, makeup, factor in _factors(case):
         size, count = len(makeup.ranks), len(makeup.passes)
-        if count < 2 or not _are_micro_batches(moment, makeup):
+        if count < 2 or not _are_micro_batches(case, moment, makeup):
             continue
         clip = clip_factor(moment.of[makeup.ranks[0]]) or 1.0
         times = next((each for each in (count, size * count) if _is_close(factor, each)), None)
@@ -206,11 +206,28 @@ def _ranks_have_own_losses(moment: Moment, makeup: Makeup) -> bool:
     return len(losses) > 1 and not any(None in each for each in losses)
 
 
-def _are_micro_batches(moment: Moment, makeup: Makeup) -> bool:
+def sample_rows(case: Comparison, record: RankRecord, step: Step) -> list[tuple[int, ...]]:
+    """Return the samples of each training forward of a step.
+
+    A stage of a pipeline gets activations and, with each micro-batch, the same positions: these are no samples.
+    """
+    rows = _rows_of(step)
+    if case.has_messages:
+        every = [set(_rows_of(each)) for each in record.sampled(step.optimizer)]
+        same = set.intersection(*every) if len(every) > 1 else set()
+        rows = [each for each in rows if each not in same]
+    return rows
+
+
+def _rows_of(step: Step) -> list[tuple[int, ...]]:
+    return [tuple(each.rows) for each in step.forwards if each.grad and each.rows]
+
+
+def _are_micro_batches(case: Comparison, moment: Moment, makeup: Makeup) -> bool:
     """True if a step has several backward passes of one line, of samples that are not known to be the same."""
     for rank in makeup.ranks:
         step = moment.of[rank]
-        rows = [tuple(each.rows) for each in step.forwards if each.grad and each.rows]
+        rows = sample_rows(case, case.records[rank], step)
         if len(step.backwards) < 2 or len({each.line for each in step.backwards}) > 1 or step.stale:
             return False
         if len(rows) > 1 and len(set(rows)) < len(rows):

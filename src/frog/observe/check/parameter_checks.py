@@ -290,9 +290,11 @@ def gradients_arrive(case: Comparison) -> Broken | None:
             ]
             if without and len(without) == len(table.parameters) and all(step.backwards for step in steps):
                 is_used = any(each.names for each in table.parameters)
+                brought = next((each for each in steps[0].backwards if each.brought.get(optimizer)), None)
                 return Broken(
                     f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
                     + ("" if is_used else ", and no module that was called has them")
+                    + (f", although the backward pass at {brought.line} brought some" if brought is not None else "")
                     + ": the steps change nothing",
                     "likely",
                     "reduce the gradients in the last micro-batch of each step, and leave them until the step"
@@ -300,7 +302,7 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
                     step=1,
                     ranks=(record.rank,),
-                    line=steps[0].line if is_used else table.made,
+                    line=brought.line if brought is not None else steps[0].line if is_used else table.made,
                 )
             if without and len(without) < len(table.parameters):
                 names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
