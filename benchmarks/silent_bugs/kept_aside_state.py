@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from kept_aside_steps import CASES as STEPS
-from kept_aside_steps import NOT_YET, regression
+from kept_aside_steps import regression
 from silent_case import Case, batches, rank, size
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -225,12 +225,26 @@ def begins_the_schedule_again(bug: bool, folder: Path) -> None:
 CASES = [
     *STEPS,
     Case(
-        clears_in_each_micro_batch, "PreDiff #32, opacus #93", "accumulation", "parameters", NOT_YET, also=("cleared",)
+        clears_in_each_micro_batch,
+        "PreDiff #32, opacus #93",
+        "accumulation",
+        "parameters",
+        "found, likely",
+        also=("cleared",),
     ),
-    Case(norms_stay_at_one, "fla-org/flame #47", "changes", "precision", NOT_YET, also=("state-type",)),
-    Case(rounds_the_positions, "NeMo/Automodel #2549", "state-type", "precision", NOT_YET, also=("buffers",)),
-    Case(divides_before_it_has_arrived, "OpenNMT-py #2295", "collectives", "collectives", NOT_YET, also=("gradients",)),
-    Case(writes_while_it_trains, "torchft #245", "saved", "checkpoints", NOT_YET),
-    Case(gives_the_moments_to_other_parameters, "pytorch #1489, #6031", "restored", "checkpoints", NOT_YET),
-    Case(begins_the_schedule_again, "torch-points3d #630", "restored", "checkpoints", NOT_YET, also=("schedule",)),
+    Case(norms_stay_at_one, "fla-org/flame #47", "changes", "precision", "found, likely", also=("state-type",)),
+    Case(rounds_the_positions, "NeMo/Automodel #2549", "state-type", "precision", "not found", also=("buffers",)),
+    Case(
+        divides_before_it_has_arrived,
+        "OpenNMT-py #2295",
+        "collectives",
+        "collectives",
+        "found, likely",
+        also=("gradients",),
+    ),
+    Case(writes_while_it_trains, "torchft #245", "saved", "checkpoints", "found, likely"),
+    Case(gives_the_moments_to_other_parameters, "pytorch #1489, #6031", "restored", "checkpoints", "not found"),
+    Case(
+        begins_the_schedule_again, "torch-points3d #630", "restored", "checkpoints", "found, likely", also=("schedule",)
+    ),
 ]

@@ -397,35 +397,35 @@ def adds_the_tokens_of_all_ranks_to_experts(bug: bool, folder: Path) -> None:
         optimizer.step()  # bug
 
 
-NOT_YET = "not seen yet"
-
 CASES = [
-    Case(averages_the_first_micro_batch, "modelscope/FunASR #3472", "gradients", "replicas", NOT_YET),
-    Case(goes_on_with_averaged_weights, "Open-Sora-Plan #186", "weights-between", "replicas", NOT_YET),
-    Case(evaluates_with_statistics_of_the_rank, "pytorch-image-models #110", "buffers", "replicas", NOT_YET),
-    Case(splits_apart, "TensorAuto/OpenTau #498", "samples", "data", NOT_YET, also=("twice",)),
-    Case(streams_once_for_each_worker, "datasets #3423", "samples", "data", NOT_YET, also=("twice",)),
-    Case(adds_the_same_noise, "lingbot-vla-v2 #41", "randomness", "random numbers", NOT_YET),
-    Case(drops_others_when_it_recomputes, "OLMo-core #828", "randomness", "random numbers", NOT_YET),
-    Case(restores_the_random_state_of_rank_0, "radixark/miles #3187", "randomness", "random numbers", NOT_YET),
-    Case(averages_masked_means, "trl #6006, mlx-lm #1413", "targets", "loss", NOT_YET, also=("accumulation",)),
+    Case(averages_the_first_micro_batch, "modelscope/FunASR #3472", "gradients", "replicas", "found, certain"),
+    Case(goes_on_with_averaged_weights, "Open-Sora-Plan #186", "weights-between", "replicas", "not found"),
+    Case(evaluates_with_statistics_of_the_rank, "pytorch-image-models #110", "buffers", "replicas", "found, possible"),
+    Case(splits_apart, "TensorAuto/OpenTau #498", "samples", "data", "not found", also=("twice",)),
+    Case(streams_once_for_each_worker, "datasets #3423", "samples", "data", "not found", also=("twice",)),
+    Case(adds_the_same_noise, "lingbot-vla-v2 #41", "randomness", "random numbers", "found, possible"),
+    Case(drops_others_when_it_recomputes, "OLMo-core #828", "randomness", "random numbers", "not found"),
+    Case(restores_the_random_state_of_rank_0, "radixark/miles #3187", "randomness", "random numbers", "not found"),
+    Case(
+        averages_masked_means, "trl #6006, mlx-lm #1413", "targets", "loss", "found, possible", also=("accumulation",)
+    ),
     Case(
         scales_what_was_accumulated,
         "torchtitan #1733",
         "accumulation",
         "scale",
-        NOT_YET,
+        "not found",
         also=("one-gradients", "sums"),
     ),
-    Case(adds_the_micro_batches_of_a_pipeline, "DeepSpeed #7773", "accumulation", "scale", NOT_YET),
-    Case(clips_before_the_backward, "nano-world-model #22", "clipping", "scale", NOT_YET),
-    Case(clips_by_the_norm_of_the_shard, "LoongForge #152", "clipping", "scale", NOT_YET),
+    Case(adds_the_micro_batches_of_a_pipeline, "DeepSpeed #7773", "accumulation", "scale", "found, likely"),
+    Case(clips_before_the_backward, "nano-world-model #22", "clipping", "scale", "not found"),
+    Case(clips_by_the_norm_of_the_shard, "LoongForge #152", "clipping", "scale", "found, certain"),
     Case(
         correlates_without_a_gradient,
         "lightly #1977",
         "one-gradients",
         "scale",
-        NOT_YET,
+        "found, likely",
         against_one=True,
         also=("sums",),
     ),
@@ -434,7 +434,7 @@ CASES = [
         "Megatron-LM #5956",
         "one-gradients",
         "scale",
-        NOT_YET,
+        "found, likely",
         against_one=True,
         also=("sums",),
     ),
