@@ -196,8 +196,8 @@ def scale_of_the_rank(bug: bool) -> None:
             scale /= 2
         (mse_loss(net(x), y) * scale).backward()
         for each in net.parameters():
-            each.grad /= scale
-        optimizer.step()  # bug
+            each.grad /= scale  # bug
+        optimizer.step()
         optimizer.zero_grad()
 
 
