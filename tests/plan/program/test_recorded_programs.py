@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from frog.core.errors import FrogError
 from frog.plan.estimate.hardware import clusters
 from frog.plan.program.program_memory import HELD, memory_of
 from frog.plan.program.program_process import Request, record_program
+from frog.plan.program.program_text import ProgramPlan, program_lines
 
 PROGRAM = Path(__file__).parent / "planned_program.py"
 WIDTH, LAYERS, VOCAB, LENGTH, BATCH = 64, 3, 512, 32, 2
@@ -150,3 +156,57 @@ def test_fsdp_frees_gathered_weights(fsdp: tuple[dict[str, Any], str]) -> None:
             live.remove(-event)
     kinds = [facts["storages"][index - 1] for index in live]
     assert sum(size for size, _, kind in kinds if kind not in HELD) < LAYER
+
+
+# ---- every row -------------------------------------------------------------------------------------------------------
+
+KEPT = Path(__file__).with_name("recorded_programs.json")
+"""FROG_REWRITE_GOLDEN=1 pytest -n 0 tests/plan/program/test_recorded_programs.py rewrites it; read the difference."""
+REWRITE = "FROG_REWRITE_GOLDEN" in os.environ
+
+
+_PATH = re.compile(rf"[^\s'\"]*{PROGRAM.name}")
+
+
+def shown(facts: dict[str, Any], output: str = "") -> dict[str, Any]:
+    """Return each row with its line's text, in groups of equal neighbors; the memory by kind; and the plan's text."""
+    lines = facts["lines"]
+    keys: dict[str, str] = {}
+
+    def plain(row: list[Any]) -> str:
+        words = [str(keys.setdefault(word, f"key {len(keys)}") if "unshard" in str(word) else word) for word in row[1:]]
+        if row[0] != "wait":
+            words[0] = lines[row[1]].rpartition("/")[2]
+        return " ".join([row[0], *words])
+
+    counted = [f"{len(list(same))} x {text}" for text, same in itertools.groupby(map(plain, facts["rows"]))]
+    sums: Counter[str] = Counter()
+    for size, line, kind in facts["storages"]:
+        sums[f"{kind}, {lines[line].rpartition('/')[2]}"] += size
+    text = program_lines(ProgramPlan(facts, "my.py", "h100x8", clusters()["h100x8"], 2, 0))
+    others = {name: facts[name] for name in ("answered", "no_rule", "embedded", "notes", "steps", "rank_parameters")}
+    return {
+        "rows": counted,
+        "storages": dict(sorted(sums.items())),
+        "memory": [facts["step_memory"], len(facts["memory"]), memory_of(facts).allocated],
+        "plan": [_PATH.sub(PROGRAM.name, line).rstrip() for line in text],
+        "facts": {name: _PATH.sub(PROGRAM.name, str(value)) for name, value in others.items()},
+        "output": output.splitlines(),
+    }
+
+
+def compare(name: str, facts: dict[str, Any], output: str = "") -> None:
+    version = torch.__version__.partition("+")[0]
+    known: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"torch": version}
+    if known["torch"] != version and not REWRITE:
+        pytest.skip("another version of torch has other operations")
+    found = shown(facts, output)
+    if REWRITE:
+        known |= {"torch": version, name: found}
+        KEPT.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    assert found == known[name], "if the change is meant, rewrite recorded_programs.json: see above"
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_no_row_of_a_program_changes_unnoticed(kind: str, request: pytest.FixtureRequest) -> None:
+    compare(kind, *request.getfixturevalue(kind))
