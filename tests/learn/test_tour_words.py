@@ -25,7 +25,7 @@ from frog.learn.folder import create_folder
 from frog.learn.grader.exercise import LABS
 from frog.learn.start import tour as tour_module
 from frog.learn.start.shown_command import ShownCommand, ends_on_signals
-from frog.learn.start.tour import PROGRAM, REDUCES, STEPS, Tour, _Gate, _is_of_a_step, _Until
+from frog.learn.start.tour import PROGRAM, REDUCES, Tour, _Gate, _is_of_a_step, _Until
 from frog.learn.start.what_happened import Noticed, WhatHappened, newest_run
 from frog.learn.text import Style
 from frog.learn.tour_record import FOLDER, STEP_NAMES, read_finished
@@ -216,7 +216,3 @@ def test_command_that_waits_is_ended_with_the_block_and_by_a_signal(tmp_path: Pa
         run()
     assert not commands[0].is_running()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_steps_are_numbered_in_the_order_of_the_record() -> None:
-    assert [step.name for step in STEPS] == list(STEP_NAMES)

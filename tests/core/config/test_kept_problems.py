@@ -1,4 +1,4 @@
-"""What is wrong with 2,000 combinations of settings and worlds: kept_problems.json has how many problems, and a sum.
+"""What is wrong with 3,600 combinations of settings and worlds: kept_problems.json has how many problems, and a sum.
 
 Other tests name single rules. Here no rule, number or hint may change unnoticed. After a change that is meant:
 FROG_REWRITE_GOLDEN=1 pytest -n 0 tests/core/config/test_kept_problems.py, and read the difference.
