@@ -66,7 +66,7 @@ class Recorded(Tour):
     """The tour with runs that were recorded before."""
 
     def __init__(self, course: Path, labs: Path, style: Style) -> None:
-        super().__init__(course, labs, Style(80))
+        super().__init__(course, labs, Style(9999))  # no line is wrapped, since a path may be of any length
         self.recorded = _recorded(course / FOLDER / "runs")
 
     def run(

@@ -68,7 +68,7 @@ def content(film: Film) -> dict[str, Any]:
 
 def screen(film: Film, folder: Path) -> list[str]:
     """Return what `frog watch --text` shows."""
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=2000, record=True, file=io.StringIO())
     console.print(frame(film))
     return [line.rstrip() for line in console.export_text().replace(str(folder), "FOLDER").splitlines()]
 
