@@ -339,14 +339,21 @@ def test_output_is_cut_at_its_beginning() -> None:
 def test_no_fact_of_a_call_changes_unnoticed(kept: dict[str, Any]) -> None:
     """Entries of torch's recorder, with the timed call that they were entered in, or without one."""
     head = {"process_group": ["9999", "default_pg"], "collective_seq_id": 4, "p2p_seq_id": 2, "retired": True}
-    entries = {
+    entries: dict[str, dict[str, Any]] = {
         "all_reduce": {"profiling_name": "gloo:all_reduce", "input_sizes": [[3, 5]], "input_dtypes": ["BFloat16"]},
         "two tensors": {"profiling_name": "gloo:x", "input_sizes": [[2], [3, 2]], "input_dtypes": ["Long", "Float"]},
         "no tensor": {"profiling_name": "barrier", "input_sizes": [], "retired": False},
         "message": {"profiling_name": "gloo:send 0->1", "is_p2p": True, "input_sizes": [[4]], "input_dtypes": ["Byte"]},
     }
-    noted = {"op": "reduce", "start": 80, "end": 120, "line": "cell 1, line 2", "bytes": 7, "shape": "int8 (7)"}
-    owners = {
+    noted: dict[str, Any] = {
+        "op": "reduce",
+        "start": 80,
+        "end": 120,
+        "line": "cell 1, line 2",
+        "bytes": 7,
+        "shape": "int8 (7)",
+    }
+    owners: dict[str, list[dict[str, Any]]] = {
         "alone": [],
         "timed": [{**noted, "start": 1, "end": 99}, noted],
         "still open": [{**noted, "end": None, "peer": 3}],

@@ -37,7 +37,7 @@ def train(num_steps: int) -> list[int]:
     main, other = torch.optim.SGD([weight], lr=0.1), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     done = []
     for step in range(1, num_steps + 1):
-        (weight * 2).sum().backward()
+        (weight * 2).sum().backward()  # type: ignore[no-untyped-call]
         main.step()
         other.step()
         done.append(step)

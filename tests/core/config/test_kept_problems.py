@@ -81,7 +81,7 @@ def kept() -> Iterator[dict[str, Any]]:
         KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def changed(run: RunConfig, settings: dict[str, dict[str, Any]], **strategy: str) -> RunConfig:
+def changed(run: RunConfig, settings: dict[str, dict[str, Any]], **strategy: Any) -> RunConfig:
     for section, fields in settings.items():
         run = replace(run, **{section: replace(getattr(run, section), **fields)})
     return replace(run, strategy=replace(run.strategy, **strategy))

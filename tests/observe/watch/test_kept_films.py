@@ -156,8 +156,8 @@ def test_no_event_of_a_launcher_changes_unnoticed(kept: dict[str, Any], tmp_path
     link = {"rate_bits_per_s": 2.5e7, "delay_s": 0.005, "mtu": 1500}
     launch = {"pid": 4_194_303, "nodes": nodes, "ranks_per_node": 2, "program": ["train"], "restarts": 1}
     world = {"node": 0, "node_rank": 0, "world_size": 3, "master_addr": "h", "master_port": 1, "pids": [1, 2]}
-    lost = {"attempt": 0, "node": 0, "node_rank": 0, "error": None, "traceback": None, "left": []}
-    error = {"type": "ValueError", "message": "no", "phase": "forward", "hint": None, "facts": {}}
+    lost: dict[str, Any] = {"attempt": 0, "node": 0, "node_rank": 0, "error": None, "traceback": None, "left": []}
+    error: dict[str, Any] = {"type": "ValueError", "message": "no", "hint": None, "facts": {}, "unix_ns": 1}
     hang = {"attempt": 0, "rank": 1, "pid": 2, "waited_s": 3.5, "heartbeat": msgspec.to_builtins(beat(1, 5))}
     stall = {"attempt": 1, "kind": "left", "still_s": 4.0, "roles": {}, "text": "rank 0 waits\n  for rank 1"}
     folder.launcher_events.write_text(
@@ -194,7 +194,8 @@ def test_no_bar_of_a_program_changes_unnoticed(kept: dict[str, Any], tmp_path: P
     folder.record_json.unlink()
     folder.launcher_events.unlink()
     (folder.path / "observed" / "attempt_0" / "positions.jsonl").unlink()
-    for rank, facts in enumerate(({"state": "failed"}, {"state": "ended", "line": None})):
+    ends: tuple[dict[str, Any], ...] = ({"state": "failed"}, {"state": "ended", "line": None})
+    for rank, facts in enumerate(ends):
         write(folder.path, "status.json", {**status_at(9, rank, 3, 2, 1, tmp_path), **facts}, rank=rank)
     error = {"format": 1, "rank": 0, "pid": 7, "unix_ns": START_NS + 8 * SECOND, "type": "KeyError", "message": "'x'",
              "thread": "MainThread", "traceback": "", "line": None}  # fmt: skip
