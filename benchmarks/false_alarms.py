@@ -291,7 +291,7 @@ def main() -> None:
         keep = (args.keep or Path(temporary)).resolve()
         data = keep / "data"
         if chosen and not args.judge and not data.exists():
-            subprocess.run([sys.executable, str(HERE / "false_alarms_data.py"), str(data)], check=True)
+            subprocess.run([sys.executable, str(HERE / "false_alarms_adapters.py"), str(data)], check=True)
         for program in [] if args.judge else chosen:
             if not (args.missing and (keep / program.name / "answers.json").exists()):
                 check(program, args.clones.resolve(), data, keep / program.name, args.packages)

@@ -1,6 +1,6 @@
 """Make the small data sets, models and stand-ins that the programs of false_alarms.toml read.
 
-    python benchmarks/false_alarms_data.py FOLDER
+    python benchmarks/false_alarms_adapters.py FOLDER
 
 Everything is drawn from fixed seeds: texts of 14 words, pictures of noise, models of a few thousand parameters.
 """
@@ -207,7 +207,7 @@ def nanochat(folder: Path, lines: list[str]) -> None:
         pyarrow.parquet.write_table(table, shards / f"shard_{number:05d}.parquet", row_group_size=100)
 
 
-def main() -> None:
+def make_all() -> None:
     folder = Path(sys.argv[1]).resolve()
     lines = texts(folder)
     tasks(folder, lines)
@@ -220,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    make_all()
