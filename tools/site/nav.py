@@ -60,7 +60,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         {"Break and measure": _docs("measure/chaos", "launch/network", "measure/collectives")},
         {
             "Scale": [
-                *_docs("plan/plan", "plan/program", "cluster/slurm", "cluster/kubernetes"),
+                *_docs("plan/plan", "plan/program", "plan/kinds", "cluster/slurm", "cluster/kubernetes"),
                 {"From LOCAL to GPU": _docs("scale/README", "scale/first-hour")},
             ]
         },
