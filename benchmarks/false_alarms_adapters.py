@@ -20,7 +20,7 @@ WORDS = ["the", "king", "and", "my", "lord", "shall", "love", "to", "be", "not",
 
 STUBS = {
     "evaluate.py": '''
-"""Stands in for `evaluate`, whose metrics are downloaded."""
+"""Replaces `evaluate`, whose metrics are downloaded."""
 
 
 class load:
@@ -34,7 +34,7 @@ class load:
         return {"accuracy": self.right / max(self.all, 1), "f1": 0.0}
 ''',
     "wandb.py": '''
-"""Stands in for `wandb`, which reports to a server."""
+"""Replaces `wandb`, which reports to a server."""
 
 
 def init(*words, **more):

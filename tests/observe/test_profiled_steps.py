@@ -1,4 +1,4 @@
-"""`frog profile -- my.py` inside a rank: which steps are recorded, what is left, and how the program goes on."""
+"""`frog profile -- my.py` inside a rank: which steps are recorded, which files remain, how the program continues."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def shard_scale(step: Step, unit: float = 2.0**-23) -> tuple[float, float] | Non
 
 
 def scale_of_mean(backward: Backward) -> float | None:
-    """Return the factor by which a loss multiplies a mean; None if it is no mean times known numbers."""
+    """Return the factor by which a loss multiplies a mean; None if it is not a mean times known numbers."""
     scale = 1.0
     for node in backward.graph:
         if node.name.startswith("MeanBackward"):

@@ -1,4 +1,4 @@
-"""What breaks the rules on sums of gradients, told from what a gradient is made of (`gradient_makeup.py`).
+"""Breaches of the rules on sums of gradients, found in what a gradient is made of (`gradient_makeup.py`).
 
 Each function belongs to a rule that looks at single calls first; here it sees what goes through the program's buffers.
 """

@@ -224,7 +224,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     covers: list[int] = []
     """The optimizers of which all gradients were clipped."""
     waited: bool | None = None
-    """Of an asynchronous collective: whether the program waited for it before the step."""
+    """Whether the program waited for an asynchronous collective before the step; None for other calls."""
     live: bool = False
     """True if another thread than the main one saves tensors that an optimizer changes."""
     missing: list[str] = []

@@ -43,7 +43,7 @@ class PackedModel(PlannedModel):
 def read_lengths(word: str, option: str) -> tuple[int, ...]:
     """Return lengths in tokens: one number for all, or a file with a number on each line.
 
-    Raises:  UsageError if the file is missing or a line is no length.
+    Raises:  UsageError if the file is missing or a line is not a length.
     """
     hint = f"{option} 512, or a file with the number of tokens of one document on each line"
     if word.isdecimal():

@@ -130,7 +130,7 @@ class PostTraining:
 
     @cached_property
     def slots(self) -> int:
-        """Sequences that a replica generates at a time: a paged cache has room for so many of mean length.
+        """Sequences that a replica generates at a time: so many of mean length fit into a paged cache.
 
         Raises:  ConfigError if not even one fits.
         """

@@ -57,7 +57,7 @@ class ServerMemory:
     weights: float
     cache: float
     activations: float
-    """Of a prefill, with the logits of a batch."""
+    """A prefill's, with the logits of a batch."""
     context: float = CONTEXT_BYTES
 
     @property
@@ -146,7 +146,7 @@ class Server:
         full = self.memory(max(1, PREFILL_TOKENS // prompt), prompt, generate)
         if alone > usable_bytes:
             return 0
-        fixed = full.weights + full.context + self.activations(max(1, PREFILL_TOKENS // prompt), prompt)
+        fixed = full.weights + full.context + full.activations
         found = max(1, math.floor((usable_bytes - fixed) / each))
         while found > 1 and self.memory(found, prompt, generate).total > usable_bytes:
             found -= 1

@@ -402,7 +402,12 @@ _LEAST_VISITS = 2
 
 def more_than_usual(loop: Block, calls: list[Call]) -> int | None:
     """Return by how many calls the last visit of a loop differs from each one before; None if these do not tell."""
-    *before, last = visits_of(loop, calls) or [0]
+    return change_from_usual(visits_of(loop, calls))
+
+
+def change_from_usual(visits: list[int]) -> int | None:
+    """Return the same for the numbers of calls in the visits of a loop."""
+    *before, last = visits or [0]
     return last - before[0] if len(before) >= _LEAST_VISITS and len(set(before)) == 1 else None
 
 

@@ -32,6 +32,7 @@ from frog.observe.diagnose.program.mismatch_rules import (
     EVEN_ROUNDS,
     SKIP_TOGETHER,
     by_backward,
+    change_from_usual,
     has_passed,
     leaves_loop,
     left_out_of_round,
@@ -297,7 +298,7 @@ def _other_rounds(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
     loops = [block for frame in stack if is_readable(frame) for block in reversed(blocks_around(frame))]
     for loop in (block for block in loops if block.kind == "loop"):
         visits = visits_of(loop, calls)[:-1]  # without the one in which it is
-        if len(visits) <= _LEAST_VISITS or len(set(visits[:-1])) > 1 or visits[-1] == visits[0]:
+        if not change_from_usual(visits):
             continue
         ways = ways_out(loop, stack)
         return _found(evidence, met).with_more(
@@ -343,10 +344,6 @@ def _in_a_loop_of_one_size(evidence: Evidence, met: _Meeting) -> Diagnosis | Non
         + (f"; a rank can leave it by {ways}" if ways else ""),
         advice=EVEN_ROUNDS,
     )
-
-
-_LEAST_VISITS = 2
-"""Fewest visits of a loop before the last one, all with as many calls, that tell what is usual."""
 
 
 def _before(evidence: Evidence, number: int, call: Call) -> list[Call]:
