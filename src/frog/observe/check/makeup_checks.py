@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 from frog.core.units import span
 from frog.observe.check.comparison import Comparison, Moment
@@ -22,21 +23,20 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce")
 
 def never_cleared(case: Comparison) -> Broken | None:
     """Find gradients that still have all of what the step before has used, as a buffer keeps it."""
-    for moment in case.all_sampled():
-        for makeup in makeup_of(case, moment):
-            if abs(makeup.before - 1) > max(_CLOSE, makeup.error) or not makeup.is_even or makeup.weight <= 0:
-                continue
-            line = _backward_line(moment, makeup)
-            return Broken(
-                f"the gradients of step {moment.step} on {span([*makeup.ranks])} are those of its own backward passes, "
-                f"at {line}, plus all of step {moment.step - 1}'s, which were never cleared",
-                "likely",
-                "clear what holds the gradients in each step: `optimizer.zero_grad()` does not reach a buffer of your "
-                "own, such as `main_grad` or a bucket",
-                step=moment.step,
-                ranks=makeup.ranks,
-                line=line,
-            )
+    for moment, makeup in _makeups(case):
+        if abs(makeup.before - 1) > max(_CLOSE, makeup.error) or not makeup.is_even or makeup.weight <= 0:
+            continue
+        line = _backward_line(moment, makeup)
+        return Broken(
+            f"the gradients of step {moment.step} on {span([*makeup.ranks])} are those of its own backward passes, "
+            f"at {line}, plus all of step {moment.step - 1}'s, which were never cleared",
+            "likely",
+            "clear what holds the gradients in each step: `optimizer.zero_grad()` does not reach a buffer of your "
+            "own, such as `main_grad` or a bucket",
+            step=moment.step,
+            ranks=makeup.ranks,
+            line=line,
+        )
     return None
 
 
@@ -70,13 +70,12 @@ def micro_batches_added(case: Comparison) -> Broken | None:
     """Find gradients that are the sum over micro-batches of means, or that weigh the micro-batches differently."""
     uneven: dict[tuple[int, ...], list[tuple[Moment, Makeup]]] = {}
     several: dict[tuple[int, ...], int] = {}
-    for moment in case.all_sampled():
-        for makeup in makeup_of(case, moment):
-            if not _are_micro_batches(case, moment, makeup) or makeup.before:
-                continue
-            several[makeup.ranks] = several.get(makeup.ranks, 0) + 1
-            if not makeup.is_even:
-                uneven.setdefault(makeup.ranks, []).append((moment, makeup))
+    for moment, makeup in _makeups(case):
+        if not _are_micro_batches(case, moment, makeup) or makeup.before:
+            continue
+        several[makeup.ranks] = several.get(makeup.ranks, 0) + 1
+        if not makeup.is_even:
+            uneven.setdefault(makeup.ranks, []).append((moment, makeup))
     for ranks, found in uneven.items():
         if len(found) < 2 or 2 * len(found) <= several[ranks]:
             continue  # micro-batches that are left at the end of an epoch may be given up
@@ -183,17 +182,26 @@ def clipped_before_the_end(case: Comparison) -> Broken | None:
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
+_MAKEUPS: WeakKeyDictionary[Comparison, list[tuple[Moment, Makeup]]] = WeakKeyDictionary()
+
+
+def _makeups(case: Comparison) -> list[tuple[Moment, Makeup]]:
+    """Return what the gradients of each sampled step are made of; solved once for all rules."""
+    if case not in _MAKEUPS:
+        _MAKEUPS[case] = [(moment, each) for moment in case.all_sampled() for each in makeup_of(case, moment)]
+    return _MAKEUPS[case]
+
+
 def _factors(case: Comparison) -> Iterator[tuple[Moment, Makeup, float]]:
     """Yield by which factor gradients of even weight are larger than the mean over ranks and micro-batches."""
-    for moment in case.all_sampled():
-        for makeup in makeup_of(case, moment):
-            scales = [scale_of_mean(each) for rank in makeup.ranks for each in moment.of[rank].backwards]
-            clip = clip_factor(moment.of[makeup.ranks[0]])
-            if makeup.before or not makeup.is_even or not clip or not scales or None in scales:
-                continue
-            first = scales[0] or 0.0
-            if first and all(each is not None and _is_close(each, first) for each in scales):
-                yield moment, makeup, makeup.weight * first * len(makeup.passes) * len(makeup.ranks) / clip
+    for moment, makeup in _makeups(case):
+        scales = [scale_of_mean(each) for rank in makeup.ranks for each in moment.of[rank].backwards]
+        clip = clip_factor(moment.of[makeup.ranks[0]])
+        if makeup.before or not makeup.is_even or not clip or not scales or None in scales:
+            continue
+        first = scales[0] or 0.0
+        if first and all(each is not None and _is_close(each, first) for each in scales):
+            yield moment, makeup, makeup.weight * first * len(makeup.passes) * len(makeup.ranks) / clip
 
 
 def _is_close(number: float, target: float) -> bool:
