@@ -61,7 +61,7 @@ OBSERVER_PATH = "/observer"
 OBSERVER_ZIP = "observer.zip"
 _OBSERVER = ("sitecustomize.py", "frog_observer")
 _OF_CHECKS = (
-    *("checks.py", "fingerprints.py", "module_facts.py", "module_sums.py", "step_recorder.py"),
+    *("checks.py", "fingerprints.py", "gradient_parts.py", "module_facts.py", "module_sums.py", "step_recorder.py"),
     "watched_functions.py",
 )
 """Parts of the observer that only `frog check` starts, which no manifest asks for."""
