@@ -14,7 +14,7 @@ from frog.plan.model_command import (
     read_constants_of,
     read_target,
 )
-from frog.plan.serve_command import add_server_arguments
+from frog.plan.serve_command import add_server_arguments, read_server_of
 
 if TYPE_CHECKING:
     from frog.plan.rl.post_training import PostTraining
@@ -91,8 +91,6 @@ def _plan_of(args: argparse.Namespace) -> tuple[PostTraining, list[str]]:
     from frog.plan.estimate.requests import request_run
     from frog.plan.model_command import refuse_beyond
     from frog.plan.rl.post_training import PostTraining
-    from frog.plan.serve.server import Server
-    from frog.plan.serve.serving import check_server
 
     if args.seq_len is not None or args.tokens is not None:
         raise UsageError("--seq-len and --tokens follow from --prompt, --response and --prompts", "leave them out")
@@ -121,11 +119,9 @@ def _plan_of(args: argparse.Namespace) -> tuple[PostTraining, list[str]]:
         raise UsageError(
             f"--global-batch {options['global_batch']} does not divide {args.prompts} prompts x {args.samples} samples"
         )
-    constants = read_constants_of(args)
-    run = replace(request_run(named, options, cluster, num_gpus - generating), constants=constants)
-    cache_bytes = 1 if args.kv_cache_dtype == "fp8" else 2
-    server = Server(named.model, cluster, args.generator_tp, args.generator_precision, cache_bytes, constants)
-    check_server(server)
+    run = request_run(named, options, cluster, num_gpus - generating)
+    run = replace(run, constants=read_constants_of(args))
+    server = read_server_of(args, named.model, cluster, "generator_")
     longest = args.prompt + max(lengths)
     if named.most_positions and longest > named.most_positions:
         raise UsageError(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frog.core.user_input import at_least, between
 from frog.plan.model_command import add_constants_argument, read_constants_of
+
+if TYPE_CHECKING:
+    from frog.plan.estimate.hardware import Cluster
+    from frog.plan.model import PlannedModel
+    from frog.plan.serve.server import Server
 
 
 def add_serve_parser(actions: argparse._SubParsersAction[Any]) -> None:
@@ -56,6 +61,21 @@ def add_server_arguments(parser: argparse._ActionsContainer, prefix: str = "") -
     )
 
 
+def read_server_of(args: argparse.Namespace, model: PlannedModel, cluster: Cluster, prefix: str = "") -> Server:
+    """Return one replica, from the arguments of `add_server_arguments()` with the same prefix.
+
+    Raises:  UsageError if the replica is impossible.
+    """
+    from frog.plan.serve.server import Server
+    from frog.plan.serve.serving import check_server
+
+    tp, precision = getattr(args, f"{prefix}tp"), getattr(args, f"{prefix}precision")
+    cache_bytes = 1 if args.kv_cache_dtype == "fp8" else 2
+    server = Server(model, cluster, tp, precision, cache_bytes, read_constants_of(args))
+    check_server(server)
+    return server
+
+
 def _serve(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
@@ -64,22 +84,13 @@ def _serve(args: argparse.Namespace) -> int:
     from frog.plan.estimate.sources import read_named_model
     from frog.plan.quantities import parse_price
     from frog.plan.serve.serve_text import serving_json, serving_lines
-    from frog.plan.serve.server import Server
-    from frog.plan.serve.serving import Serving, check_server
+    from frog.plan.serve.serving import Serving
 
     cluster = find_cluster(args.cluster)
     if args.price is not None:
         cluster = replace(cluster, price=parse_price(args.price, "--price"))
     named = read_named_model(args.model)
-    server = Server(
-        named.model,
-        cluster,
-        args.tp,
-        args.precision,
-        1 if args.kv_cache_dtype == "fp8" else 2,
-        read_constants_of(args),
-    )
-    check_server(server)
+    server = read_server_of(args, named.model, cluster)
     num_gpus = args.gpus or args.tp
     if num_gpus % args.tp:
         raise UsageError(f"--gpus {num_gpus} is no multiple of --tp {args.tp}, the GPUs of a replica")
