@@ -52,7 +52,7 @@ def add_model_parser(actions: argparse._SubParsersAction[Any]) -> None:
     )
     add_target_arguments(parser, default_cluster=True)
     add_layout_arguments(parser)
-    _add_tuning_arguments(parser)
+    add_tuning_arguments(parser)
     parser.add_argument(
         "--compare", metavar="RUN", help="a finished run of the run file: print its phases next to the prediction"
     )
@@ -78,7 +78,7 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     layout.add_argument("--seq-parallel", choices=("yes", "no"), help="split the norms' inputs over tp")
 
 
-def _add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
+def add_tuning_arguments(parser: argparse.ArgumentParser) -> None:
     """Add fine-tuning: adapters, with the names of PEFT and bitsandbytes, and documents of different lengths."""
     tuning = parser.add_argument_group("fine-tuning (docs/plan/kinds.md)")
     tuning.add_argument("--lora-r", type=at_least(1), metavar="N", help="train LoRA adapters of this rank alone")
@@ -263,7 +263,7 @@ def refuse_beyond(run: PlannedRun, anyway: bool) -> list[str]:
     return beyond
 
 
-def _packed(args: argparse.Namespace, named: NamedModel) -> tuple[Packing, NamedModel]:
+def read_packing(args: argparse.Namespace, named: NamedModel) -> tuple[Packing, NamedModel]:
     """Return the documents of the arguments, and the model with attention inside of them."""
     from frog.plan.estimate.packing import Packing, read_lengths
     from frog.plan.estimate.requests import usual_sequence
@@ -288,7 +288,7 @@ def _plan(args: argparse.Namespace) -> int:
     if cluster.machine is not None or args.compare is not None:
         sys.stdout.write(_plan_here(args, named, cluster, num_gpus))
         return 0
-    packed = None if args.packing is None else _packed(args, named)
+    packed = None if args.packing is None else read_packing(args, named)
     adapters, own = read_adapters(args, named), named if packed is None else packed[1]
     run = replace(request_run(own, options_of(args), cluster, num_gpus, adapters), constants=read_constants_of(args))
     beyond = refuse_beyond(run, args.anyway)
@@ -297,7 +297,7 @@ def _plan(args: argparse.Namespace) -> int:
         tokens = named.run.train.steps * run.layout.global_batch * run.layout.seq_len
     packing = None
     if packed is not None:
-        refuse_packing(run)
+        refuse_packing(run.layout)
         packing = packed[0], without_packing(run, packed[0], named.model)
         tokens = None if tokens is None else tokens / packed[0].fullness
     if args.json:

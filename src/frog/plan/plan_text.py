@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from frog.core.units import format_count, format_seconds
-from frog.plan.estimate.adapter_time import AdaptedStep, adapter_words
+from frog.plan.estimate.adapter_time import AdaptedStep
+from frog.plan.estimate.adapters import adapter_words
 from frog.plan.estimate.budget import RESTART_S, Budget, num_nodes, training_budget
 from frog.plan.estimate.explain import (
     LEAST_SHARE,
@@ -91,7 +92,7 @@ def run_lines(run: PlannedRun, cluster_name: str) -> Iterator[str]:
     )
     yield layout_words(run)
     if isinstance(run.step, AdaptedStep):
-        yield adapter_words(run.step)
+        yield adapter_words(run.step.adapters, run.model)
     yield (
         f"a step of {layout.global_batch} x {layout.seq_len} tokens, {layout.num_micro} micro-batches for each of "
         f"{layout.dp} data-parallel ranks"

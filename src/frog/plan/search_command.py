@@ -7,9 +7,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.plan.model_command import add_target_arguments, options_of, read_constants_of, read_target, refuse_beyond
+from frog.plan.model_command import (
+    add_target_arguments,
+    add_tuning_arguments,
+    options_of,
+    read_adapters,
+    read_constants_of,
+    read_packing,
+    read_target,
+    refuse_beyond,
+)
 
 if TYPE_CHECKING:
+    from frog.plan.estimate.adapters import Adapters
+    from frog.plan.estimate.sources import NamedModel
+    from frog.plan.layout import Layout
+    from frog.plan.model import PlannedModel
     from frog.plan.quantities import Price
     from frog.plan.search.best import Candidate, Found
 
@@ -28,6 +41,7 @@ def add_search_parser(actions: argparse._SubParsersAction[Any]) -> None:
         description="Find the fastest layouts of a model on a cluster, by formula, and what would make them faster.",
     )
     add_target_arguments(parser)
+    add_tuning_arguments(parser)
     parser.add_argument(
         "--to",
         type=Path,
@@ -40,6 +54,7 @@ def add_search_parser(actions: argparse._SubParsersAction[Any]) -> None:
 def _search(args: argparse.Namespace) -> int:
     from frog.core.errors import ConfigError, UsageError
     from frog.core.units import format_count
+    from frog.plan.estimate.adapters import adapter_words
     from frog.plan.estimate.budget import num_steps
     from frog.plan.estimate.requests import base_layout, zeros_of
     from frog.plan.estimate.rows import precision_problem
@@ -52,13 +67,17 @@ def _search(args: argparse.Namespace) -> int:
     if args.to is not None:
         check_folder(args.to)
     named, cluster, num_gpus = read_target(args)
-    base, software = base_layout(named, options_of(args))
+    adapters, model, tokens = read_adapters(args, named), named.model, args.tokens
+    base, software = base_layout(named, options_of(args), adapters)
     if problem := precision_problem(base, cluster):
         raise ConfigError(problem, "--precision bf16")
+    zeros = zeros_of(software, adapters)
+    axes: tuple[str, ...] = AXES
+    if adapters is not None or args.packing is not None:
+        model, adapters, axes, tokens = _tuned(args, named, base, software, adapters)
     counts = [num_gpus // part for part in _FEWER if num_gpus % (part * cluster.gpus_per_node) == 0] or [num_gpus]
-    zeros = zeros_of(software)
     constants = read_constants_of(args)
-    found = search(named.model, cluster, counts, base, zeros, constants)
+    found = search(model, cluster, counts, base, zeros, constants, axes, adapters)
     batch = f"a step of {base.global_batch} x {base.seq_len} tokens"
     if not found.num_layouts:
         raise UsageError(
@@ -75,20 +94,23 @@ def _search(args: argparse.Namespace) -> int:
     written = []
     if args.to is not None:
         # The files come first: a closed pipe, as of `| head`, ends the command at a line that it prints.
-        steps = _DEFAULT_STEPS if args.tokens is None else num_steps(base, args.tokens)
-        own, _ = base_layout(named, {**options_of(args), "software": "frog", "overlap_moe": "no"})
-        for_frog = search(named.model, cluster, [num_gpus], own, constants=constants)
-        axes, of_program = axes_of(software), None
-        if axes is not None:
-            is_all = set(axes) == set(AXES)  # then the search above has these layouts
-            stated = found if is_all else search(named.model, cluster, [num_gpus], base, zeros, constants, axes)
-            of_program = (software, stated)
+        steps = _DEFAULT_STEPS if tokens is None else num_steps(base, tokens)
+        for_frog, stated, of_program = None, axes_of(software), None
+        if adapters is None and args.packing is None:
+            own, _ = base_layout(named, {**options_of(args), "software": "frog", "overlap_moe": "no"})
+            for_frog = search(model, cluster, [num_gpus], own, constants=constants)
+        if stated is not None:
+            is_searched = set(axes) <= set(stated)
+            only = found if is_searched else search(model, cluster, [num_gpus], base, zeros, constants, stated)
+            of_program = (software, only)
         written = write_files(args.to, found, for_frog, of_program, named.config, args.cluster, steps)
     print(f"{format_count(named.model.num_parameters())} parameters, {batch}, {base.precision}, {software}")
+    if adapters is not None:
+        print(adapter_words(adapters, model))
     print(
         f"{found.num_layouts:,} layouts on {', '.join(map(str, counts))} {cluster.gpu.name}; {found.num_fitting:,} fit"
     )
-    for line in _lines(found, args.tokens, zeros, cluster.price):
+    for line in _lines(found, tokens, zeros, axes, cluster.price):
         print(line)
     for note in notes:
         print(f"note: {note}")
@@ -97,7 +119,39 @@ def _search(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(found: Found, tokens: float | None, zeros: Sequence[int], price: Price | None) -> Iterator[str]:
+def _tuned(
+    args: argparse.Namespace, named: NamedModel, base: Layout, software: str, adapters: Adapters | None
+) -> tuple[PlannedModel, Adapters | None, tuple[str, ...], float | None]:
+    """Return the model with documents, the adapters of the program, the axes next to dp, and tokens with padding.
+
+    The axes are those of the program's options, which packed documents and quantized matrices limit.
+
+    Raises:  ConfigError if adapters or packing are impossible.
+    """
+    from frog.core.errors import ConfigError
+    from frog.plan.estimate.packing import refuse_packing
+    from frog.plan.search.grid import AXES
+    from frog.plan.search.program_files import axes_of
+
+    model, stated, tokens = named.model, axes_of(software), args.tokens
+    axes = AXES if stated is None else stated
+    if adapters is not None:
+        if problems := adapters.problems(model, base):
+            raise ConfigError("\n".join(problems))
+        adapters = adapters.of_program(software)
+        axes = () if adapters.quantized else axes
+    if args.packing is not None:
+        refuse_packing(base)
+        args.seq_len = base.seq_len
+        packing, packed = read_packing(args, named)
+        model, axes = packed.model, tuple(axis for axis in axes if axis != "cp")
+        tokens = tokens and tokens / packing.fullness
+    return model, adapters, axes, tokens
+
+
+def _lines(
+    found: Found, tokens: float | None, zeros: Sequence[int], axes: Sequence[str], price: Price | None
+) -> Iterator[str]:
     from frog.plan.search.best import what_binds
 
     yield f"\nthe fastest layout of each mesh\n{_header(tokens, price)}"
@@ -107,7 +161,7 @@ def _lines(found: Found, tokens: float | None, zeros: Sequence[int], price: Pric
     if price is not None and tokens is None:
         yield f"\nwith --tokens, the table also has what the training costs, in {price.currency}"
     yield "\nhow much faster the first layout would be with twice"
-    for what, gain in what_binds(found, zeros).items():
+    for what, gain in what_binds(found, zeros, axes).items():
         if gain > _LEAST_GAIN:
             yield f"  {what:<30} {100 * gain:>5.1f} %"
 

@@ -105,9 +105,9 @@ def test_attention_inside_documents_is_faster_than_over_the_sequence() -> None:
 
 def test_what_is_not_modelled_is_refused() -> None:
     with pytest.raises(ConfigError, match="--cp"):
-        refuse_packing(planned(cp=2))
+        refuse_packing(planned(cp=2).layout)
     with pytest.raises(ConfigError, match="whole scores"):
-        refuse_packing(planned(software="Megatron-DeepSpeed", year=2022, zero=1))
+        refuse_packing(planned(software="Megatron-DeepSpeed", year=2022, zero=1).layout)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,15 @@ from harness import LIMIT_S
 
 from frog.cli import main
 from frog.core.config import load_run_config
+from frog.plan.estimate.adapters import Adapters
+from frog.plan.estimate.constants import FITTED
 from frog.plan.estimate.hardware import Cluster, clusters
 from frog.plan.estimate.layer_time import LayerModel, Passes
+from frog.plan.estimate.packing import Packing
+from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout, Traits
+from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
 from frog.plan.search.best import Found, search, what_binds
 from frog.plan.search.coarse import evaluate
@@ -97,6 +102,32 @@ def test_search_computes_each_kind_of_layer_once(monkeypatch: pytest.MonkeyPatch
         kinds.clear()
         search(MIXTURE, replace(H100, gpu=replace(H100.gpu, memory=0.0)), [48, 24], base)
         assert len(kinds) == len(set(kinds)) > 100
+
+
+@pytest.mark.parametrize(
+    ("adapters", "packed"), [(Adapters(16), False), (Adapters(16), True), (None, True)], ids=["lora", "both", "packed"]
+)
+def test_layouts_with_adapters_or_packed_documents_are_those_of_a_plan(adapters: Adapters | None, packed: bool) -> None:
+    model, base = DENSE, Layout(4096, 16, traits=MEGATRON)
+    if packed:
+        model = Packing((300, 900, 2500), 4096).model(model)
+    found = search(model, H100, [8], base, (0, 1), axes=("tp", "pp"), adapters=adapters)
+    grid = layout_grid(model, H100, 8, base, (0, 1), ("tp", "pp"))
+    runs = [PlannedRun(model, grid.layout(place, base), H100, adapters=adapters) for place in range(len(grid))]
+    fitting = [run for run in runs if run.step.memory.total <= USABLE * H100.gpu.memory]
+    fastest = min(run.step.step.total for run in fitting)
+    assert (found.num_layouts, found.num_fitting) == (len(runs), len(fitting))
+    assert found.best[0].step_s == pytest.approx(fastest, rel=2e-3)
+    assert found.best[0].run.adapters == adapters
+    full = search(DENSE, H100, [8], base, (0, 1), axes=("tp", "pp"))
+    assert found.best[0].step_s < full.best[0].step_s
+    small = replace(H100, gpu=replace(H100.gpu, memory=40 * 2**30))
+    roomy = replace(small, gpu=replace(small.gpu, memory=80 * 2**30))
+    least, most = (search(model, one, [8], base, (0, 1), FITTED, ("tp",), adapters) for one in (small, roomy))
+    if adapters is not None:
+        gain = what_binds(least, (0, 1), ("tp",))["the memory of a GPU"]
+        assert gain == pytest.approx(1 - most.best[0].step_s / least.best[0].step_s, abs=1e-9)
+        assert gain > 0
 
 
 def found_for(num_gpus: int, **changes: object) -> Found:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from frog.cli import main
+from frog.plan.estimate.adapters import Adapters
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.requests import SOFTWARE, base_layout, zeros_of
 from frog.plan.estimate.rows import PlannedRun
@@ -256,3 +257,101 @@ def test_printed_command_renders_a_job_without_traps(
     assert "#SBATCH --nodes=2" in job
     assert "#SBATCH --gpus-per-node=8" in job
     assert words[-1] in job
+
+
+ADAPTED = {"lora-r": "8", "lora-targets": "q_proj,v_proj"}
+
+
+def tuned(software: str, folder: Path, **options: str) -> list[str]:
+    """Search for 8 GPUs and write the files of the fastest layout; return words of the command."""
+    words = ["plan", "search", str(LLAMA), "--cluster", "h100x8", "--nodes", "1", "--seq-len", "2048"]
+    words += ["--global-batch", "8", "--software", software, "--to", str(folder)]
+    return words + [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_peft_and_bitsandbytes_take_the_adapters(
+    quantize: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    options = {**ADAPTED, "quantize": "nf4"} if quantize else ADAPTED
+    assert main(tuned("trainer", tmp_path, **options)) == 0
+    out = capsys.readouterr().out
+    assert "\nLoRA r 8 on q_proj, v_proj: 3.41 M trained parameters" in out
+    assert 'LoraConfig(**settings["lora"])' in out
+    settings = json.loads((tmp_path / "peft.json").read_text())
+    lora = peft.LoraConfig(**settings["lora"])
+    assert (lora.r, lora.target_modules, lora.task_type) == (8, {"q_proj", "v_proj"}, "CAUSAL_LM")
+    assert ("quantization" in settings) is quantize is ('BitsAndBytesConfig(**settings["quantization"])' in out)
+    if quantize:
+        stored = transformers.BitsAndBytesConfig(**settings["quantization"])
+        assert (stored.load_in_4bit, stored.bnb_4bit_quant_type, stored.bnb_4bit_use_double_quant) == (
+            True,
+            "nf4",
+            True,
+        )
+        assert str(stored.bnb_4bit_compute_dtype) == "torch.bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("software", "zero", "storage"), [("trainer", 0, None), ("deepspeed", 1, None), ("trainer", 3, "bfloat16")]
+)
+def test_fsdp_shards_quantized_weights_as_floating_point(software: str, zero: int, storage: str | None) -> None:
+    candidate, config = best(software, LLAMA)
+    run = replace(candidate.run, adapters=Adapters(8, quantized=True))
+    run = replace(run, layout=replace(run.layout, zero=zero, recompute="full"))
+    files = program_files(SOFTWARE[software], replace(candidate, run=run), config, Path("planned"), 10, "h100x8")
+    assert json.loads(files.texts["peft.json"])["quantization"].get("bnb_4bit_quant_storage") == storage
+    if software != "trainer":
+        return
+    table = json.loads(files.texts["trainer.json"])
+    assert ("fsdp" in table) is (zero == 3)
+    assert table.get("gradient_checkpointing", False) is (zero == 0)
+
+
+def test_ddp_needs_no_settings_of_fsdp() -> None:
+    candidate, config = best("accelerate", LLAMA)
+    run = replace(candidate.run, layout=replace(candidate.run.layout, zero=0, recompute="full"))
+    for software in ("trainer", "accelerate"):
+        files = program_files(SOFTWARE[software], replace(candidate, run=run), config, Path("planned"), 10, "h100x8")
+        assert not [text for text in files.texts.values() if "fsdp" in text.lower()]
+    assert "distributed_type: MULTI_GPU\n" in files.texts["accelerate.yaml"]
+    assert "gradient_checkpointing_enable" in files.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("software", "options", "expected"),
+    [
+        (
+            "torchtitan",
+            {**ADAPTED, "quantize": "nf4"},
+            "no file for torchtitan (FSDP2): Frog knows no options for adapters",
+        ),
+        ("trainer", {"packing": "500"}, "pack its documents, with attention inside each (TRL: packing=True)"),
+    ],
+)
+def test_tuned_search_says_what_its_files_leave_out(
+    software: str, options: dict[str, str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tuned(software, tmp_path, **options)) == 0
+    out = capsys.readouterr().out
+    assert expected in out
+    assert "  dp 8, zero" in out
+    assert "  dp 4 x" not in out, "neither quantized matrices nor documents are split"
+    assert not (tmp_path / "run.toml").exists(), "Frog's run file states neither adapters nor documents"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"lora-r": "8", "lora-targets": "k_prj"}, "--lora-targets k_prj: the model has no such matrix"),
+        ({"quantize": "nf4"}, "--quantize nf4 without --lora-r"),
+        ({"lora-r": "9999"}, "--lora-r 9999: exceeds the smaller side of a matrix"),
+    ],
+)
+def test_impossible_adapters_are_refused_before_the_search(
+    options: dict[str, str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(tuned("trainer", tmp_path / "planned", **options)) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "planned").exists()

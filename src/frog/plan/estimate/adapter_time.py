@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from frog.core.units import format_count
 from frog.plan.columns import Column
-from frog.plan.estimate.adapters import ALL, FROZEN_BYTES, NF4_BYTES, Adapters, adapter_memory, layer_matrices
+from frog.plan.estimate.adapters import FROZEN_BYTES, NF4_BYTES, Adapters, adapter_memory, layer_matrices
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Times
 from frog.plan.estimate.step_time import StepModel
@@ -157,15 +156,3 @@ class AdaptedStep(StepModel):
     @cached_property
     def optimizer_parameters(self) -> tuple[Column, Column]:
         return (self._stage_adapters / self.layout.shard if self.layout.zero else self._stage_adapters), 0.0
-
-
-def adapter_words(step: AdaptedStep) -> str:
-    """Describe the adapters: `LoRA r 16 on all-linear: 41.94 M trained parameters (0.52 %), frozen weights in bf16`."""
-    adapters, trained = step.adapters, step.trained_parameters
-    targets = ALL if ALL in adapters.targets else ", ".join(adapters.targets)
-    share = 100 * trained / step.model.num_parameters()
-    stored = "nf4 with double quantization" if adapters.quantized else "16 bits"
-    return (
-        f"LoRA r {adapters.rank} on {targets}: {format_count(trained)} trained parameters ({share:.2g} %), "
-        f"frozen weights in {stored}"
-    )

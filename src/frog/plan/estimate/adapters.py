@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from frog.core.errors import UsageError
+from frog.core.units import format_count
 from frog.core.user_input import did_you_mean
 from frog.plan.layout import Layout
 from frog.plan.memory import (
@@ -221,6 +222,18 @@ def parse_targets(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"--lora-targets {text!r}: names no matrix", f"--lora-targets {ALL}, or q_proj,v_proj")
     return names
+
+
+def adapter_words(adapters: Adapters, model: PlannedModel) -> str:
+    """Describe adapters: `LoRA r 16 on all-linear: 41.94 M trained parameters (0.52 %), frozen weights in 16 bits`."""
+    trained = adapters.num_parameters(model)
+    targets = ALL if ALL in adapters.targets else ", ".join(adapters.targets)
+    share = 100 * trained / model.num_parameters()
+    stored = "nf4 with double quantization" if adapters.quantized else "16 bits"
+    return (
+        f"LoRA r {adapters.rank} on {targets}: {format_count(trained)} trained parameters ({share:.2g} %), "
+        f"frozen weights in {stored}"
+    )
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

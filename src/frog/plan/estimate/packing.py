@@ -17,6 +17,7 @@ from pathlib import Path
 from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import read_bounded, shortened
 from frog.plan.estimate.rows import PlannedRun
+from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 
 _MOST_LENGTH = 10**8
@@ -149,12 +150,12 @@ def without_packing(run: PlannedRun, packing: Packing, model: PlannedModel) -> U
     return Unpacked(seq_len, 1 - packing.mean_length / longest, single.step.step.total / time_of_one)
 
 
-def refuse_packing(run: PlannedRun) -> None:
+def refuse_packing(layout: Layout) -> None:
     """Refuse what is not modelled.
 
     Raises:  ConfigError with the reason.
     """
-    if run.layout.cp > 1:
+    if layout.cp > 1:
         raise ConfigError("--packing with --cp: documents end inside of the ranks' parts, which is not modelled")
-    if run.layout.traits.attention == "scores":
+    if layout.traits.attention == "scores":
         raise ConfigError("--packing: this program stores whole scores; it has no attention inside documents")

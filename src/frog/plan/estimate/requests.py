@@ -57,7 +57,7 @@ def request_run(
     usual = "megatron" if splits else "fsdp" if adapters is None else "trainer"
     _choose_program_and_sequence(cells, named, usual)
     dp = _data_ranks(cells, num_gpus)
-    _choose_batch(cells, dp, _BATCH_TOKENS if adapters is None else _ADAPTER_SEQUENCES * _whole(cells, "seq_len"))
+    _choose_batch(cells, dp, _usual_tokens(cells, adapters))
     if "zero" not in cells:
         cells["zero"] = "3" if "FSDP" in cells["software"] else "1"
     cells.setdefault("seq_parallel", "yes" if _whole(cells, "tp") > 1 else "no")
@@ -76,19 +76,19 @@ def request_run(
     return replace(run, assumed=(*chosen, *run.assumed))
 
 
-def zeros_of(software: str) -> tuple[int, ...]:
-    """Return the kinds of sharding (ZeRO 0 to 3) that a program has."""
+def zeros_of(software: str, adapters: Adapters | None = None) -> tuple[int, ...]:
+    """Return the kinds of sharding (ZeRO 0 to 3) that a program has; adapters are also trained with DDP."""
     name = software.lower()
     if "fsdp" in name:
-        return (3,)
+        return (3,) if adapters is None else (0, 3)
     return (0, 1) if "megatron" in name and "deepspeed" not in name else (0, 1, 2, 3)
 
 
-def base_layout(named: NamedModel, options: Mapping[str, str]) -> tuple[Layout, str]:
+def base_layout(named: NamedModel, options: Mapping[str, str], adapters: Adapters | None = None) -> tuple[Layout, str]:
     """Return the batch, sequence, precision and program of a search, on one GPU, and the program's name."""
     cells = _stated(named, options)
-    _choose_program_and_sequence(cells, named, "megatron")
-    _choose_batch(cells, 1)
+    _choose_program_and_sequence(cells, named, "megatron" if adapters is None else "trainer")
+    _choose_batch(cells, 1, _usual_tokens(cells, adapters))
     stated: dict[str, str] = {name: cells[name] for name in _OF_ALL_LAYOUTS if name in cells}
     run = planned_run(named.model, {**stated, "n_gpus": "1", "micro_batch": "1"}, next(iter(clusters().values())))
     overlap = cells.get("overlap_moe", "")
@@ -144,7 +144,11 @@ def _data_ranks(cells: Mapping[str, str], num_gpus: int) -> int:
     return num_gpus // others
 
 
-def _choose_batch(cells: dict[str, str], dp: int, tokens: int = _BATCH_TOKENS) -> None:
+def _usual_tokens(cells: Mapping[str, str], adapters: Adapters | None) -> int:
+    return _BATCH_TOKENS if adapters is None else _ADAPTER_SEQUENCES * _whole(cells, "seq_len")
+
+
+def _choose_batch(cells: dict[str, str], dp: int, tokens: int) -> None:
     """Choose the global batch, about `tokens`, and the micro-batch of a run file, which states how many there are."""
     micro = _whole(cells, "micro_batch")
     if "global_batch" not in cells:

@@ -8,14 +8,16 @@ from itertools import islice
 
 import numpy as np
 
+from frog.plan.estimate.adapters import Adapters
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster, Gpu
+from frog.plan.estimate.packing import PackedModel
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
 from frog.plan.layout import Layout
 from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
-from frog.plan.search.coarse import evaluate
+from frog.plan.search.coarse import evaluate, evaluate_each
 from frog.plan.search.grid import ALL_ZEROS, AXES, Grid, joined, layout_grid
 
 _BEST = 10
@@ -66,6 +68,7 @@ class _Ranked:
     cluster: Cluster
     base: Layout
     constants: Constants
+    adapters: Adapters | None
     grid: Grid
     step_s: np.ndarray
     memory: np.ndarray
@@ -75,7 +78,8 @@ class _Ranked:
         return np.lexsort((self.memory, np.round(np.log(self.step_s) / _ALIKE)))
 
     def candidate(self, place: int) -> Candidate:
-        run = PlannedRun(self.model, self.grid.layout(place, self.base), self.cluster, constants=self.constants)
+        layout = self.grid.layout(place, self.base)
+        run = PlannedRun(self.model, layout, self.cluster, constants=self.constants, adapters=self.adapters)
         return Candidate(run, run.step.step.total, run.step.memory.total, utilization(run.step))
 
     def of_each_mesh(self) -> Iterator[int]:
@@ -107,24 +111,30 @@ def search(
     zeros: Sequence[int] = ALL_ZEROS,
     constants: Constants = FITTED,
     axes: Sequence[str] = AXES,
+    adapters: Adapters | None = None,
 ) -> Found:
     """Return the best layouts on the first number of GPUs, and the front over all of them.
 
     zeros, axes: kinds of sharding, and axes next to dp, that the program has. Time and memory are those of `estimate`:
-    the coarse search only ranks.
+    the coarse search only ranks. Layouts with adapters or packed documents are estimated one by one, 1 ms each.
     """
     grids = [layout_grid(model, cluster, num_gpus, base, zeros, axes) for num_gpus in nums_gpus]
     grid = joined(grids)
-    coarse = evaluate(model, cluster, base, grid, constants)
+    if adapters is not None or isinstance(model, PackedModel):
+        coarse = evaluate_each(
+            PlannedRun(model, grid.layout(place, base), cluster, constants=constants, adapters=adapters)
+            for place in range(len(grid))
+        )
+    else:
+        coarse = evaluate(model, cluster, base, grid, constants)
     fits = coarse.memory <= USABLE * cluster.gpu.memory
     ranked, end = [], 0
     for each in grids:
         start, end = end, end + len(each)
         if len(each):
             places = start + np.flatnonzero(fits[start:end])
-            ranked.append(
-                _Ranked(model, cluster, base, constants, grid[places], coarse.step_s[places], coarse.memory[places])
-            )
+            columns = grid[places], coarse.step_s[places], coarse.memory[places]
+            ranked.append(_Ranked(model, cluster, base, constants, adapters, *columns))
     points = [one.candidate(place) for one in ranked for place in one.front()]
     most = next((one for one in ranked if len(one.grid) and one.grid.layout(0, base).num_gpus == nums_gpus[0]), None)
     best = [most.candidate(place) for place in islice(most.of_each_mesh(), _BEST)] if most else []
@@ -148,7 +158,7 @@ def base_of(layout: Layout) -> Layout:
     return Layout(layout.seq_len, layout.global_batch, precision=layout.precision, traits=layout.traits)
 
 
-def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS) -> dict[str, float]:
+def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[str] = AXES) -> dict[str, float]:
     """Return how much faster the best layout would be, as a fraction of its time, with twice as much of each resource.
 
     With twice the memory another layout may be the fastest; a batch twice as large counts per token.
@@ -169,7 +179,8 @@ def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS) -> dict[str, floa
     larger = replace(layout, global_batch=2 * layout.global_batch)
     times["the global batch"] = replace(run, layout=larger).step.step.total / 2
     roomy = _faster(run.cluster, ("memory",))
-    with_room = search(run.model, roomy, [layout.num_gpus], base_of(layout), zeros, run.constants).best
+    base = base_of(layout)
+    with_room = search(run.model, roomy, [layout.num_gpus], base, zeros, run.constants, axes, run.adapters).best
     times["the memory of a GPU"] = min(best.step_s, with_room[0].step_s) if with_room else best.step_s
     gains = {name: 1 - seconds / best.step_s for name, seconds in times.items()}
     return dict(sorted(gains.items(), key=lambda pair: -pair[1]))

@@ -19,6 +19,7 @@ from frog.plan.columns import Column
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.layer_time import Passes
+from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout
 from frog.plan.links import Route
@@ -85,6 +86,12 @@ def evaluate(model: PlannedModel, cluster: Cluster, base: Layout, grid: Grid, co
         )
         step_s[block], memory[block] = run.seconds, run.bytes
     return Coarse(step_s, memory)
+
+
+def evaluate_each(runs: Iterable[PlannedRun]) -> Coarse:
+    """Return the same, from runs that are estimated one by one: of kinds that have no formulas on columns."""
+    pairs = [(run.step.step.total, run.step.memory.total) for run in runs]
+    return Coarse(*np.array(pairs, dtype=float).reshape(-1, 2).T)
 
 
 def _layer_kinds(

@@ -41,7 +41,7 @@ def check_folder(folder: Path) -> None:
 def write_files(
     folder: Path,
     found: Found,
-    for_frog: Found,
+    for_frog: Found | None,
     of_program: tuple[str, Found] | None,
     config: Mapping[str, Any] | None,
     cluster_name: str,
@@ -49,7 +49,8 @@ def write_files(
 ) -> list[str]:
     """Write what the search found into a folder. Return lines that say what is there, and how to submit it.
 
-    for_frog: the result of a search for Frog's own program, which needs more memory than others.
+    for_frog: the result of a search for Frog's own program, which needs more memory than others; None for adapters and
+        packed documents, which a run file does not state.
     of_program: another program's name, and the result of a search for layouts that its options can state.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,8 @@ def write_files(
     if of_program is not None:
         lines += _write_program(folder, *of_program, config, cluster_name, steps)
     write_atomic(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
+    if for_frog is None:
+        return lines
     try:
         load_model_config(folder / "config.json")
     except ConfigError as problem:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from frog.plan.estimate.adapters import ALL, Adapters
 from frog.plan.estimate.architectures import text_of
+from frog.plan.estimate.packing import PackedModel
 from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 from frog.plan.plan_text import layout_words
@@ -24,7 +26,7 @@ from frog.plan.search.grid import AXES
 _GIB = 2**30
 PROGRAM_FILES = (
     *("torchtitan.toml", "torchtitan_run.py", "megatron.args", "bridge.args"),
-    *("deepspeed.json", "trainer.json", "accelerate.yaml", "accelerate.env"),
+    *("deepspeed.json", "trainer.json", "accelerate.yaml", "accelerate.env", "peft.json"),
 )
 """Names of all files that `program_files` can return."""
 
@@ -51,6 +53,7 @@ class _Request:
 
     layout: Layout
     model: PlannedModel
+    adapters: Adapters | None
     config: Mapping[str, Any]
     folder: Path
     steps: int
@@ -72,6 +75,8 @@ class _Program:
     write: Callable[[_Request], ProgramFiles]
     axes: tuple[str, ...]
     """Axes next to dp that its options have."""
+    takes_peft: bool = False
+    """Its programs train adapters by PEFT."""
 
 
 def axes_of(software: str) -> tuple[str, ...] | None:
@@ -99,7 +104,43 @@ def program_files(
         raise NotExpressibleError(f"{software} has no option for {layout_words(candidate.run)}")
     numbers = f"predicted on {layout.num_gpus} GPUs of {cluster_name}: {candidate.step_s:#.4g} s a step"
     head = f"{layout_words(candidate.run)}; {numbers}, {candidate.memory / _GIB:.1f} GiB"
-    return program.write(_Request(layout, candidate.run.model, text_of(config), folder, steps, head))
+    model, adapters = candidate.run.model, candidate.run.adapters
+    if adapters is not None and not program.takes_peft:
+        raise NotExpressibleError(f"Frog knows no options for adapters of {software}")
+    asked = _Request(layout, model, adapters, text_of(config), folder, steps, head)
+    return _with_tuning(asked, program.write(asked))
+
+
+def _with_tuning(asked: _Request, files: ProgramFiles) -> ProgramFiles:
+    """Return the files and notes with those of adapters and packed documents."""
+    texts, notes = files.texts, files.notes
+    if isinstance(asked.model, PackedModel):
+        notes = (*notes, "pack its documents, with attention inside each (TRL: packing=True)")
+    if asked.adapters is not None:
+        texts = {**texts, "peft.json": json.dumps(_peft(asked.adapters, asked.layout), indent=2) + "\n"}
+        wrap = 'get_peft_model(model, LoraConfig(**settings["lora"])) with the settings of peft.json'
+        notes = (*notes, f"in it, {wrap}")
+        if asked.adapters.quantized:
+            load = 'quantization_config=BitsAndBytesConfig(**settings["quantization"])'
+            notes = (*notes, f"load the model with {load}")
+    return replace(files, texts=texts, notes=notes)
+
+
+def _peft(adapters: Adapters, layout: Layout) -> dict[str, Any]:
+    """Return arguments of PEFT's LoraConfig and of transformers' BitsAndBytesConfig."""
+    targets: str | list[str] = ALL if ALL in adapters.targets else list(adapters.targets)
+    table: dict[str, Any] = {"lora": {"r": adapters.rank, "target_modules": targets, "task_type": "CAUSAL_LM"}}
+    if adapters.quantized:
+        number = "float16" if layout.precision == "fp16" else "bfloat16"
+        table["quantization"] = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": number,
+        }
+        if layout.zero == 3:  # FSDP splits tensors of floating point only
+            table["quantization"]["bnb_4bit_quant_storage"] = number
+    return table
 
 
 def _program(software: str) -> _Program | None:
@@ -435,35 +476,42 @@ def _fsdp_settings(asked: _Request) -> dict[str, Any]:
 
 def _trainer(asked: _Request) -> ProgramFiles:
     layout = asked.layout
-    settings = _fsdp_settings(asked)
-    settings["transformer_layer_cls_to_wrap"] = [settings["transformer_layer_cls_to_wrap"]]
-    table = {
+    table: dict[str, Any] = {
         "output_dir": str(Path("runs", asked.folder.name or "planned")),
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": layout.num_micro,
         "max_steps": asked.steps,
         _half(layout): True,
-        "fsdp": True,
-        "fsdp_config": settings,
     }
+    if layout.zero:
+        settings = _fsdp_settings(asked)
+        settings["transformer_layer_cls_to_wrap"] = [settings["transformer_layer_cls_to_wrap"]]
+        table |= {"fsdp": True, "fsdp_config": settings}
+    elif layout.recompute == "full":
+        table |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     notes = f"your program instead of my.py, and sequences of {layout.seq_len} tokens"
     command = f"my.py {_quoted(asked, 'trainer.json')}"
     return ProgramFiles({"trainer.json": json.dumps(table, indent=2) + "\n"}, command, (notes,))
 
 
 def _accelerate(asked: _Request) -> ProgramFiles:
-    layout, settings = asked.layout, _fsdp_settings(asked)
+    layout, settings = asked.layout, _fsdp_settings(asked) if asked.layout.zero else {}
     lines = [f"# {asked.head}.", f"# {layout.num_micro} micro-batches of {layout.micro_batch} on each rank:"]
     lines += [f"# Accelerator(gradient_accumulation_steps={layout.num_micro}), batch size {layout.micro_batch}."]
-    lines += ["compute_environment: LOCAL_MACHINE", "distributed_type: FSDP", f"mixed_precision: {_half(layout)}"]
-    lines += [f"num_processes: {layout.num_gpus}", "fsdp_config:"]
-    lines += [f"  fsdp_{name}: {json.dumps(value)}" for name, value in settings.items()]
-    variables = {"ACCELERATE_USE_FSDP": True, "ACCELERATE_MIXED_PRECISION": _half(layout)}
+    kind = "FSDP" if settings else "MULTI_GPU" if layout.num_gpus > 1 else "NO"
+    lines += ["compute_environment: LOCAL_MACHINE", f"distributed_type: {kind}", f"mixed_precision: {_half(layout)}"]
+    lines += [f"num_processes: {layout.num_gpus}"]
+    if settings:
+        lines += ["fsdp_config:", *(f"  fsdp_{name}: {json.dumps(value)}" for name, value in settings.items())]
+    variables: dict[str, Any] = {"ACCELERATE_USE_FSDP": True} if settings else {}
+    variables["ACCELERATE_MIXED_PRECISION"] = _half(layout)
     variables |= {f"FSDP_{name.upper().replace('LAYER_', '')}": value for name, value in settings.items()}
     words = [f"{name}={str(value).lower() if value in (True, False) else value}" for name, value in variables.items()]
-    notes = f"your program instead of my.py, and sequences of {layout.seq_len} tokens"
+    notes = [f"your program instead of my.py, and sequences of {layout.seq_len} tokens"]
+    if not settings and layout.recompute == "full":
+        notes.append("model.gradient_checkpointing_enable() in it: the plan recomputes each layer")
     texts = {"accelerate.yaml": "\n".join(lines) + "\n", "accelerate.env": "\n".join(words) + "\n"}
-    return ProgramFiles(texts, f"env $(cat {_quoted(asked, 'accelerate.env')}) python my.py", (notes,))
+    return ProgramFiles(texts, f"env $(cat {_quoted(asked, 'accelerate.env')}) python my.py", tuple(notes))
 
 
 _PROGRAMS = {
@@ -471,8 +519,8 @@ _PROGRAMS = {
     "bridge": _Program(_bridge, AXES),
     "megatron-deepspeed": _Program(_deepspeed, ()),
     "megatron": _Program(_megatron, AXES),
-    "deepspeed": _Program(_deepspeed, ()),
-    "trainer": _Program(_trainer, ()),
-    "accelerate": _Program(_accelerate, ()),
+    "deepspeed": _Program(_deepspeed, (), takes_peft=True),
+    "trainer": _Program(_trainer, (), takes_peft=True),
+    "accelerate": _Program(_accelerate, (), takes_peft=True),
 }
 """By a word of the program's name; the first that occurs counts."""
