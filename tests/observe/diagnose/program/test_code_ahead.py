@@ -32,7 +32,7 @@ def step(x):
 
 @pytest.fixture(autouse=True)
 def files_are_read_again() -> None:
-    code_blocks._source.cache_clear()
+    code_blocks.source_of.cache_clear()
     code_ahead._File.of.cache_clear()
 
 

@@ -32,7 +32,7 @@ dist.all_reduce(total)
 
 @pytest.fixture(autouse=True)
 def files_are_read_again() -> None:
-    code_blocks._source.cache_clear()
+    code_blocks.source_of.cache_clear()
 
 
 def written(folder: Path, text: str, *ranks: RankEvidence) -> Path:

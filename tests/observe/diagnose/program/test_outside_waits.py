@@ -26,7 +26,7 @@ def work(store, improved):
 
 @pytest.fixture(autouse=True)
 def files_are_read_again() -> None:
-    code_blocks._source.cache_clear()
+    code_blocks.source_of.cache_clear()
 
 
 def blocked(folder: Path, *frames: str, line: str = "pass", number: int = 6) -> Diagnosis:

@@ -10,7 +10,8 @@ from seen import changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program import code_blocks
-from frog.observe.diagnose.program.code_blocks import is_readable, ways_past
+from frog.observe.diagnose.program.code_blocks import is_readable
+from frog.observe.diagnose.program.code_partings import ways_past
 from frog.observe.diagnose.program.evidence import Group, RankEvidence
 from frog.observe.diagnose.program.peer_errors import mark_failed_calls
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
@@ -287,7 +288,7 @@ def test_early_return_comes_before_a_branch_on_the_round(tmp_path: Path, stacks:
     assert found.finding.endswith("rank 2 left gather by `if not metrics: return` in line 3, rank 0 did not")
     always = METRICS.replace("step % 2 == 0", "step > args.warmup").replace("        return {}", "        pass")
     written(tmp_path, always)
-    code_blocks._source.cache_clear()
+    code_blocks.source_of.cache_clear()
     assert "`if step > args.warmup:` in line 8" in diagnose_program(evidence(*ranks)).finding
 
 
@@ -421,7 +422,7 @@ def test_call_in_the_head_of_a_loop_is_made_once(
     found = diagnose_program(evidence(*ranks))
     if not generator:
         written(tmp_path, REQUESTS.replace("return\n    dist", "pass\n    dist"))
-        code_blocks._source.cache_clear()
+        code_blocks.source_of.cache_clear()
         without_return = diagnose_program(evidence(*ranks)).finding
         assert "for request in" not in without_return
     if generator:
@@ -548,7 +549,7 @@ def test_loop_that_a_rank_has_not_come_to_yet_is_not_named(tmp_path: Path, stack
         "rank 0 is in the loop `for name in tensors:` in line 2, which rank 1 did not enter this time, or left earlier"
     )
     written(tmp_path, STATE.replace("for name in tensors", "with no_grad()"))
-    code_blocks._source.cache_clear()
+    code_blocks.source_of.cache_clear()
     assert "in the loop" not in diagnose_program(evidence(*ranks)).finding
 
 
@@ -767,7 +768,7 @@ def test_branch_that_the_ranks_which_ended_did_not_pass_is_named(tmp_path: Path)
     assert (found.fault, found.rank, found.line, found.certain) == ("branch", 0, "train.py:3", False)
     assert found.finding.endswith("only rank 0 passed `if writes:` in line 2, or the others ended before it")
     written(tmp_path, AT_END.replace("writes", "trainer.is_global_zero"))
-    code_blocks._source.cache_clear()
+    code_blocks.source_of.cache_clear()
     found = diagnose_program(evidence(waits, *ended))
     assert (found.fault, found.rank, found.certain) == ("branch", 0, True)
 

@@ -7,8 +7,8 @@ import re
 from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.code_blocks import parting_of, stack_of
 from frog.observe.diagnose.program.code_lines import is_user_file
+from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
 from frog.observe.diagnose.program.mismatch_rules import AGREE_FIRST, EVEN_ROUNDS, leaves_loop, passes_alone
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait

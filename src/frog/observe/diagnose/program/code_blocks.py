@@ -1,8 +1,6 @@
-"""The source around a line of a program: which loop or branch holds the line of one rank and not that of another.
+"""The loops and branches of a program's files: which of them hold a line, and how a rank leaves them.
 
-Two ranks that ran the same code up to a collective part in one function: there, one of them is inside a block that the
-other has left or never entered. That block, not the collective, is what to look at. The current file is read, which may
-have changed since the program ran.
+The current file is read, which may have changed since the program ran.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NamedTuple
 
 from frog.core.errors import FrogError
 from frog.core.runs.observed import CodeLine
 from frog.core.schema import read_bounded
-from frog.observe.diagnose.program.evidence import Call
 
 _MOST_BYTES, _MOST_TEST = 2 << 20, 200
 _RANK_TEST = re.compile(
@@ -28,9 +25,6 @@ _RANK_TEST = re.compile(
     r"|global_zero|local_zero|node_zero|is_root|is_coordinator)\w*\b",
     re.IGNORECASE,
 )
-_OF_ALL = re.compile(r"is_initialized|is_available|world_size|__name__|is_distributed|use_ddp|TYPE_CHECKING")
-"""Tests that all ranks pass, or none."""
-_COMMUNICATES = re.compile(r"reduce|gather|scatter|broadcast|barrier|all_to_all|send|recv|sync")
 _KEEPS_RESULTS = re.compile(r"cache|memoi[sz]e", re.IGNORECASE)
 _MAIN_TEST = re.compile(
     r"is_main|is_master|master_process|main_process|is_first|is_chief|is_leader|process_zero|global_zero|is_root|is_coordinator"
@@ -80,313 +74,34 @@ class Block:
         return f"== {ranks[0]}:" in self.text or (ranks == [0] and bool(_MAIN_TEST.search(self.text)))
 
 
-# ---- a test of the rank around a line --------------------------------------------------------------------------------
-
-
-def rank_branch(line: CodeLine | None) -> str | None:
-    """Return "`if rank == 0:` in line 12" if a test of the rank encloses a line of a program, else None."""
-    branch = _rank_block(line)
-    return str(branch) if branch is not None else None
-
-
-def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: Iterable[Call] = ()) -> str | None:
-    """Return the test of the rank that encloses a call, or a line that led to it.
-
-    callers: the ranks that made it. others: all calls of the ranks that did not. A test around an outer line counts
-    only if no call of theirs came from its block; if their records have no stacks, only if it names the one caller.
-    before: earlier calls of a caller. A test that it passed before, when the others came too, explains least.
-    """
-    inner = _rank_block(call.line)
-    passed = [frame for each in before if each.done for frame in stack_of(each)]
-    if inner is not None and not any(inner.holds(each) for each in passed):
-        return str(inner)
-    came = [frame for other in others for frame in other.callers]
-    for frame in call.callers:
-        branch = _rank_block(frame)
-        if branch is None or branch == inner or any(branch.holds(each) for each in came):
-            continue
-        if inner is not None and any(branch.holds(each) for each in passed):
-            continue
-        if came or branch.names(list(callers)):
-            return f"{branch} of {PurePath(frame.file).name}"
-    return str(inner) if inner is not None else None
-
-
-def _rank_block(line: CodeLine | None) -> Block | None:
-    """Return the innermost block around a line that a test of the rank guards."""
-    if line is None or not line.file.endswith(".py"):
-        return None
-    return next(
-        (block for block in reversed(_source(line.file).blocks) if block.tests_rank and block.holds(line)), None
-    )
-
-
-# ---- where two ranks part --------------------------------------------------------------------------------------------
-
-
-def stack_of(call: Call) -> tuple[CodeLine, ...]:
-    """Return the lines of the user's code that led to a call, innermost first."""
-    if call.callers:
-        return call.callers
-    return (call.line,) if call.line is not None else ()
-
-
-def parting_lines(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> tuple[CodeLine, CodeLine] | None:
-    """Return the two lines of one function at which the stacks of two ranks part; None if they do not show it.
-
-    one, other: lines that led to a call, innermost first. Long stacks may lack their outermost lines.
-    """
-    left, right = list(reversed(one)), list(reversed(other))
-    starts = [
-        (at + there, at, there)
-        for at in range(len(left))
-        for there in range(len(right))
-        if _function(left[at]) == _function(right[there])
-    ]
-    if not starts:
-        return None
-    _, at, there = min(starts)
-    for mine, others in zip(left[at:], right[there:], strict=False):
-        if _function(mine) != _function(others):
-            return None
-        if mine.line != others.line:
-            return mine, others
-    return None
-
-
-@dataclass(frozen=True)
-class Parting:
-    """A block that one rank is in, and that another has left or did not enter."""
-
-    block: Block
-    was_common: bool
-    """True if both made their last common call in it."""
-    is_deeper: bool
-    """True if it is in a function that the other rank may have called too, but has left."""
-    is_past: bool = False
-    """True if the other rank is at a later line of the function, or has left it."""
-    around: tuple[Block, ...] = ()
-    """Of a loop: the loops around it that the other rank has left too, innermost first."""
-
-    @property
-    def weight(self) -> float:
-        """Order of what it explains: the lower, the more."""
-        if self.block.kind == "loop" and self.was_common:
-            return 0 if self.is_past else 3
-        if self.block.kind == "loop" or self.block.is_counted:
-            return 6 if self.block.is_counted else 5
-        if self.block.kind == "try":
-            return 4.5
-        return 4 if self.is_deeper else 1 if self.block.kind == "except" else 2
-
-
-def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequence[CodeLine]) -> Parting | None:
-    """Return the block that explains best why one rank is where the other is not; None if no block does.
-
-    one, other: the lines that led to where the ranks are. last: those of the last call that both made: a branch that
-    already held it is not where they part.
-    """
-    lines = parting_lines(one, other)
-    if lines is None or not is_readable(lines[0]):
-        return None
-    here, there = lines
-    found = []
-    for number, frame in enumerate(one[: list(one).index(here) + 1]):
-        for block in [*_returns_before(frame), *blocks_around(frame)]:
-            common = block.kind != "cache" and _held(block, last, one, number)
-            deeper = frame is not here
-            if not _is_in(block, one, number):
-                continue
-            past = there.line > (here.line if deeper else block.last)
-            if not deeper and _is_in(block, other, list(other).index(there)):
-                continue
-            if block.kind == "loop" and not (common or past):  # the other rank may yet come to it
-                continue
-            if block.kind != "loop" and common:
-                continue
-            if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
-                continue
-            found.append(Parting(block, common, deeper, past))
-    best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
-    return _with_loops_around(best, found)
-
-
-def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
-    """True if a line of a stack is in a block. The head of `for x in load():` calls `load` once, before the loop."""
-    line, source = stack[number], _source(block.file)
-    if not block.holds(line):
-        return False
-    if number > 0 and stack[number - 1].function in block.besides:
-        return False
-    if number == 0 and any(map(_COMMUNICATES.search, block.besides)):
-        return False
-    is_head = block.kind == "loop" and line.line == block.line and number > 0
-    made_once = block.function in source.makers and bool(block.function)
-    return not (is_head and made_once and stack[number - 1].function == block.function)
-
-
-def _held(block: Block, last: Sequence[CodeLine], stack: Sequence[CodeLine], number: int) -> bool:
-    """True if a block that holds a line of a stack held an earlier one. Of a branch: if the same lines led to it."""
-    return any(
-        _is_in(block, last, at) and (block.kind == "loop" or _led_alike(last[at + 1 :], stack[number + 1 :]))
-        for at in range(len(last))
-    )
-
-
-def _led_alike(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> bool:
-    """True if lines that led to two calls may be the same: long stacks lack their outermost lines."""
-    return all((a.file, a.line) == (b.file, b.line) for a, b in zip(one, other, strict=False))
-
-
-def holds_stack(block: Block, stack: Sequence[CodeLine]) -> bool:
-    """True if one of the lines of a stack, innermost first, is in a block."""
-    return any(_is_in(block, stack, number) for number in range(len(stack)))
-
-
-def _that_differ(found: list[Parting]) -> list[Parting]:
-    """Leave out loops of a fixed number of rounds if loops around them may differ."""
-    loops = [parting for parting in found if parting.block.kind == "loop" and parting.was_common]
-    free = [parting for parting in loops if not is_fixed(parting.block)]
-    return [parting for parting in found if parting not in loops or parting in free] if free else found
-
-
-def is_fixed(loop: Block) -> bool:
-    """True if a loop has the same number of rounds on all ranks: a range of constants that nothing leaves."""
-    source = _source(loop.file)
-    leaves = [jump for jump in source.jumps if jump.loop == loop.line and jump.word != "continue"]
-    return loop.line in source.constant_loops and not leaves
-
-
-def is_left_early(loop: Block) -> bool:
-    """True if a `break` or a `return` leaves a loop before its end."""
-    return any(jump.loop == loop.line and jump.word in ("break", "return") for jump in _source(loop.file).jumps)
-
-
-def rank_test_between(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
-    """Return the block that a test of the rank guards where two stacks part, if it holds only the first of them."""
-    lines = parting_lines(one, other)
-    block = _rank_block(lines[0]) if lines is not None else None
-    return block if block is not None and not holds_stack(block, other) else None
-
-
-def _with_loops_around(parting: Parting | None, found: list[Parting]) -> Parting | None:
-    if parting is None or parting.block.kind != "loop":
-        return parting
-    loop = parting.block
-    around = [
-        each.block
-        for each in reversed(_that_differ(found))
-        if each.was_common and each.block.kind == "loop" and each.is_deeper == parting.is_deeper
-        if each.block.file == loop.file and each.block.first < loop.first <= loop.last <= each.block.last
-    ]
-    return replace(parting, around=tuple(around))
-
-
-def branch_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
-    """Return the innermost branch around a call that holds none of the lines that led to another one."""
-    blocks = [block for frame in one[:2] if is_readable(frame) for block in reversed(blocks_around(frame))]
-    branches = [block for block in blocks if block.kind in ("if", "else") and not _OF_ALL.search(block.text)]
-    return next((block for block in branches if not any(block.holds(frame) for frame in other)), None)
-
-
-def handler_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
-    """Return the innermost `try` from which an error before a call may have led to another one; None without any.
-
-    one, other: the lines that led to the calls, innermost first. A `try` that holds both explains it only if the other
-    call is at an earlier line, as of a loop that tries again.
-    """
-    lines = parting_lines(one, other)
-    again = lines is None or lines[1].line <= lines[0].line
-    blocks = (block for frame in one if is_readable(frame) for block in reversed(blocks_around(frame)))
-    return next((block for block in blocks if block.kind == "try" and (again or not holds_stack(block, other))), None)
-
-
-def comes_later(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> bool:
-    """True if a rank at one call still calls, in the same block, the function that made the other call: another order.
-
-    one, other: the lines that led to the calls, innermost first.
-    """
-    lines = parting_lines(one, other)
-    if lines is None or not is_readable(lines[0]):
-        return False
-    inner = list(other).index(lines[1]) - 1
-    name = other[inner].function if inner >= 0 else _called_at(lines[1])
-    branches = [block for block in blocks_around(lines[0]) if block.kind in ("if", "else")]
-    last = branches[-1].last if branches else 0
-    rest = _source(lines[0].file).lines[lines[0].line : last]
-    return bool(name) and any(re.search(rf"\b{re.escape(name)}\(", text) for text in rest)
-
-
-def _called_at(line: CodeLine) -> str:
-    """Return the function of torch.distributed that a line calls; empty if it calls none."""
-    found = re.search(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(", text_of(line))
-    return found[1] if found is not None else ""
-
-
 def blocks_around(line: CodeLine) -> list[Block]:
     """Return the blocks that hold a line, within its function, outermost first."""
     if not line.file.endswith(".py"):
         return []
-    source = _source(line.file)
+    source = source_of(line.file)
     start = max((each.first for each in source.functions if each.first <= line.line <= each.last), default=0)
     return [block for block in source.blocks if block.holds(line) and block.line >= start]
 
 
-def _returns_before(line: CodeLine) -> list[Block]:
-    """Return the rest of a function from a line on, as a block that the conditional returns before it leave out."""
-    source = _source(line.file) if line.file.endswith(".py") else _Source()
-    around = [function for function in source.functions if function.first <= line.line <= function.last]
-    if not around or not is_readable(line):
-        return []
-    function = max(around, key=lambda each: each.first)
-    inner = [each for each in source.functions if function.first < each.first <= function.last]
-    ways = [
-        jump
-        for jump in source.returns
-        if function.first < jump.line < line.line
-        and not any(each.first <= jump.line <= each.last for each in inner)
-        and not _OF_ALL.search(jump.test)
-    ]
-    if not ways:
-        return []
-    text = "` or `".join(f"{jump.test} return" for jump in ways[-2:])
-    first = ways[-1].line + 1
-    return [Block("return", text, ways[-1].shown_line, line.file, first, function.last, function=function.name)]
-
-
-def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
-    """Return the conditional returns before a call by which a rank may have ended after another; None without any.
-
-    one, other: the lines that led to the calls, innermost first.
-    """
-    lines = parting_lines(one, other)
-    if lines is None or lines[1].line >= lines[0].line:
-        return None
-    return next((block for block in _returns_before(lines[0]) if lines[1].line < block.line), None)
-
-
-_SENDS, _RECEIVES = re.compile(r"send\w*\("), re.compile(r"(recv|receive)\w*\(")
-
-
-def sends_and_receives(line: CodeLine) -> bool:
-    """True if the function around a line both sends and receives messages, as a schedule of a pipeline does."""
-    if not is_readable(line):
+def is_readable(line: CodeLine) -> bool:
+    """True if the source of a line is known: the file has the line's function there."""
+    if not line.file.endswith(".py") or not source_of(line.file).is_known:
         return False
-    source = _source(line.file)
-    around = [function for function in source.functions if function.first <= line.line <= function.last]
-    if not around:
-        return False
-    function = max(around, key=lambda each: each.first)
-    text = "\n".join(source.lines[function.first : function.last])
-    return bool(_SENDS.search(text) and _RECEIVES.search(text))
+    around = [function for function in source_of(line.file).functions if function.first <= line.line <= function.last]
+    name = max(around, key=lambda function: function.first).name if around else "<module>"
+    return name == line.function or (line.function.startswith("<") and line.function != "<module>")
 
 
-def loop_over_a_set(line: CodeLine) -> Block | None:
-    """Return the innermost loop around a line if it goes through a set."""
-    loop, source = innermost_loop(line), _source(line.file)
-    if loop is None:
-        return None
-    return loop if loop.over == "{}" or (loop.over in source.sets and loop.over not in source.others) else None
+def text_of(line: CodeLine) -> str:
+    """Return the text of a line; empty if its file cannot be read."""
+    lines = source_of(line.file).lines
+    return lines[line.line - 1] if 0 < line.line <= len(lines) else ""
+
+
+def innermost_loop(line: CodeLine) -> Block | None:
+    """Return the innermost loop around a line of a function."""
+    loops = [block for block in blocks_around(line) if block.kind == "loop"] if is_readable(line) else []
+    return loops[-1] if loops else None
 
 
 def in_one_loop(one: CodeLine, other: CodeLine) -> bool:
@@ -396,13 +111,24 @@ def in_one_loop(one: CodeLine, other: CodeLine) -> bool:
     return any(block.kind == "loop" and block.holds(other) for block in blocks_around(one))
 
 
-def is_readable(line: CodeLine) -> bool:
-    """True if the source of a line is known: the file has the line's function there."""
-    if not line.file.endswith(".py") or not _source(line.file).is_known:
-        return False
-    around = [function for function in _source(line.file).functions if function.first <= line.line <= function.last]
-    name = max(around, key=lambda function: function.first).name if around else "<module>"
-    return name == line.function or (line.function.startswith("<") and line.function != "<module>")
+def loop_over_a_set(line: CodeLine) -> Block | None:
+    """Return the innermost loop around a line if it goes through a set."""
+    loop, source = innermost_loop(line), source_of(line.file)
+    if loop is None:
+        return None
+    return loop if loop.over == "{}" or (loop.over in source.sets and loop.over not in source.others) else None
+
+
+def is_fixed(loop: Block) -> bool:
+    """True if a loop has the same number of rounds on all ranks: a range of constants that nothing leaves."""
+    source = source_of(loop.file)
+    leaves = [jump for jump in source.jumps if jump.loop == loop.line and jump.word != "continue"]
+    return loop.line in source.constant_loops and not leaves
+
+
+def is_left_early(loop: Block) -> bool:
+    """True if a `break` or a `return` leaves a loop before its end."""
+    return any(jump.loop == loop.line and jump.word in ("break", "return") for jump in source_of(loop.file).jumps)
 
 
 def is_each_round(loop: Block, line: CodeLine) -> bool:
@@ -410,90 +136,25 @@ def is_each_round(loop: Block, line: CodeLine) -> bool:
 
     The line is a statement of the loop's own body, without a condition in it, and no `continue` stands before it.
     """
-    source = _source(loop.file)
+    source = source_of(loop.file)
     skips = [jump for jump in source.jumps if jump.loop == loop.line and jump.word == "continue"]
     return (loop.line, line.line) in source.plain and not any(jump.line < line.line for jump in skips)
 
 
-def ways_past(line: CodeLine, loop: Block | None = None) -> str:
-    """Return the statements with which a rank leaves a loop, or a round of it, before a line; empty if there are none.
-
-    loop: a loop around the line (default: the innermost).
-    """
-    loops = [block for block in blocks_around(line) if block.kind == "loop"]
-    chosen = loop if loop is not None else loops[-1] if loops else None
-    if chosen is None:
-        return ""
-    jumps = [
-        jump
-        for jump in _source(line.file).jumps
-        if jump.loop == chosen.line and (jump.word not in ("continue", "") or jump.line < line.line <= jump.until)
-    ]
-    shown = [f"`{f'{jump.test} {jump.word}'.strip()}` in line {jump.shown_line}" for jump in jumps]
-    return " or ".join(shown[:3])
+_SENDS, _RECEIVES = re.compile(r"send\w*\("), re.compile(r"(recv|receive)\w*\(")
 
 
-def backward_line(stack: Sequence[CodeLine]) -> CodeLine | None:
-    """Return the line with `backward` that led to a call in a hook of a gradient; None if none did."""
-    return next((frame for frame in stack[1:] if is_readable(frame) and ".backward(" in text_of(frame)), None)
-
-
-def text_of(line: CodeLine) -> str:
-    """Return the text of a line; empty if its file cannot be read."""
-    lines = _source(line.file).lines
-    return lines[line.line - 1] if 0 < line.line <= len(lines) else ""
-
-
-def ways_out(loop: Block, stack: Sequence[CodeLine]) -> str:
-    """Return the statements with which a rank leaves a loop, or a round of it, before a call; empty without any.
-
-    stack: the lines that led to the call in the loop, innermost first.
-    """
-    number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), None)
-    return ways_past(stack[number], loop) if number is not None else ""
-
-
-def tests_before(loop: Block, stack: Sequence[CodeLine]) -> str:
-    """Return the tests between a loop and a call in it, by which a round of the loop leaves out the call."""
-    number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), -1)
-    tests = []
-    for at in reversed(range(number + 1)):
-        for block in [*(_returns_before(stack[at]) if at < number else []), *blocks_around(stack[at])]:
-            is_test = block.kind in ("if", "else", "return", "cache") and not block.is_counted
-            outside = at == number and not (loop.first <= block.first and block.last <= loop.last)
-            if is_test and not outside and not _OF_ALL.search(block.text) and _is_in(block, stack, at):
-                tests.append(str(block))
-    return " or ".join(tests[:3])
-
-
-def tests_in_loop(line: CodeLine) -> str:
-    """Return the tests by which a rank leaves out a line in a round of its innermost loop; empty without any."""
-    blocks = blocks_around(line) if is_readable(line) else []
-    loops = [number for number, block in enumerate(blocks) if block.kind == "loop"]
-    if not loops:
-        return ""
-    branches = [
-        str(block)
-        for block in blocks[loops[-1] + 1 :]
-        if block.kind in ("if", "else") and not block.is_counted and not _OF_ALL.search(block.text)
-    ]
-    source, loop = _source(line.file), blocks[loops[-1]]
-    skips = [
-        f"`{jump.test} continue` in line {jump.shown_line}"
-        for jump in source.jumps
-        if jump.loop == loop.line and jump.word == "continue" and jump.line < line.line and jump.test
-    ]
-    return " or ".join([*branches, *skips][:3])
-
-
-def innermost_loop(line: CodeLine) -> Block | None:
-    """Return the innermost loop around a line of a function."""
-    loops = [block for block in blocks_around(line) if block.kind == "loop"] if is_readable(line) else []
-    return loops[-1] if loops else None
-
-
-def _function(line: CodeLine) -> tuple[str, str]:
-    return line.file, line.function
+def sends_and_receives(line: CodeLine) -> bool:
+    """True if the function around a line both sends and receives messages, as a schedule of a pipeline does."""
+    if not is_readable(line):
+        return False
+    source = source_of(line.file)
+    around = [function for function in source.functions if function.first <= line.line <= function.last]
+    if not around:
+        return False
+    function = max(around, key=lambda each: each.first)
+    text = "\n".join(source.lines[function.first : function.last])
+    return bool(_SENDS.search(text) and _RECEIVES.search(text))
 
 
 # ---- the blocks of a file --------------------------------------------------------------------------------------------
@@ -508,7 +169,7 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Jump:
+class Jump:
     """A statement that leaves a loop or the rest of a round."""
 
     word: str
@@ -526,15 +187,15 @@ class _Jump:
 
 
 @dataclass
-class _Source:
+class Source:
     """What a file contains, in the order of its lines."""
 
     is_known: bool = False
     lines: list[str] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     functions: list[_Span] = field(default_factory=list)
-    jumps: list[_Jump] = field(default_factory=list)
-    returns: list[_Jump] = field(default_factory=list)
+    jumps: list[Jump] = field(default_factory=list)
+    returns: list[Jump] = field(default_factory=list)
     """Those right under a test, of any function."""
     plain: set[tuple[int, int]] = field(default_factory=set)
     """Lines of loops, each with a line of its own body that every round runs."""
@@ -548,16 +209,16 @@ class _Source:
 
 
 @lru_cache(maxsize=64)
-def _source(file: str) -> _Source:
+def source_of(file: str) -> Source:
     """Return the blocks of a file; none if it cannot be read."""
-    found, parsed = _Source(), parse_file(file)
+    found, parsed = Source(), parse_file(file)
     if parsed is None:
         return found
     tree, text = parsed
     try:
         _Reader(file, text.split("\n"), found).read(tree.body, (), _NO_TEST)
     except RecursionError:
-        return _Source()
+        return Source()
     found.blocks.sort(key=lambda block: (block.first, -block.last))
     found.is_known, found.lines = True, text.split("\n")
     return found
@@ -580,7 +241,7 @@ _NO_TEST = ("", 0)
 class _Reader:
     """Collects the blocks of one file."""
 
-    def __init__(self, file: str, lines: list[str], found: _Source) -> None:
+    def __init__(self, file: str, lines: list[str], found: Source) -> None:
         self._file, self._lines, self._found = file, lines, found
         self._counters: set[str] = set()
         """Names that count the rounds of a loop."""
@@ -637,11 +298,11 @@ class _Reader:
         elif isinstance(node, (ast.Break, ast.Continue)) and loops:
             word = "break" if isinstance(node, ast.Break) else "continue"
             line = min(node.lineno, self._tries.get(test[1], node.lineno))
-            self._found.jumps.append(_Jump(word, line, test[0], loops[-1], test[1] or node.lineno))
+            self._found.jumps.append(Jump(word, line, test[0], loops[-1], test[1] or node.lineno))
         elif isinstance(node, ast.Return):
             if test[0]:
-                self._found.returns.append(_Jump("return", node.lineno, test[0], 0, test[1]))
-            self._found.jumps += [_Jump("return", node.lineno, test[0], loop, test[1] or node.lineno) for loop in loops]
+                self._found.returns.append(Jump("return", node.lineno, test[0], 0, test[1]))
+            self._found.jumps += [Jump("return", node.lineno, test[0], loop, test[1] or node.lineno) for loop in loops]
 
     def _read_if(self, node: ast.If, loops: tuple[int, ...]) -> None:
         test = self._text(node.test)
@@ -664,7 +325,7 @@ class _Reader:
             self._tries[handler.lineno] = node.lineno
             if loops and not isinstance(handler.body[-1], (ast.Raise, ast.Return, ast.Break, ast.Continue)):
                 end = node.body[-1].end_lineno or last  # type: ignore[attr-defined]
-                self._found.jumps.append(_Jump("", node.lineno, head, loops[-1], handler.lineno, end))
+                self._found.jumps.append(Jump("", node.lineno, head, loops[-1], handler.lineno, end))
             self._add("except", head, handler.lineno, first, last)
             if _goes_on(handler):
                 body: Sequence[ast.stmt] = node.body  # type: ignore[attr-defined]
@@ -751,6 +412,8 @@ _Comprehension = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 _ENDS_PROGRAMS = ("exit", "_exit", "abort", "kill")
+
+
 _NO_ERRORS = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration")
 
 
@@ -764,6 +427,8 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
 
 
 _GAPS = re.compile(r"%[-+ #0-9.]*[a-z]|\{[^{}]*\}|\n")
+
+
 _LEAST_WORDS = 6
 
 

@@ -7,8 +7,9 @@ from collections import Counter
 from frog.core.runs.observed import CodeLine, Joining
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.code_blocks import Block, parting_of, stack_of
+from frog.observe.diagnose.program.code_blocks import Block
 from frog.observe.diagnose.program.code_lines import is_user_file
+from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place
 from frog.observe.diagnose.program.mismatch_rules import passes_alone
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait

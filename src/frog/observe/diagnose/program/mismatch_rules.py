@@ -12,18 +12,20 @@ from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import (
     Block,
-    Parting,
-    backward_line,
-    branch_past,
-    call_branch,
-    handler_past,
-    holds_stack,
     in_one_loop,
     innermost_loop,
     is_each_round,
     is_fixed,
     is_left_early,
     is_readable,
+)
+from frog.observe.diagnose.program.code_partings import (
+    Parting,
+    backward_line,
+    branch_past,
+    call_branch,
+    handler_past,
+    holds_stack,
     parting_of,
     stack_of,
     tests_before,

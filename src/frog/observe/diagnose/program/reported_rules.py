@@ -11,20 +11,17 @@ from dataclasses import dataclass, replace
 from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
-from frog.observe.diagnose.program.code_blocks import (
-    Block,
+from frog.observe.diagnose.program.code_blocks import Block, blocks_around, is_readable, loop_over_a_set
+from frog.observe.diagnose.program.code_lines import is_user_file
+from frog.observe.diagnose.program.code_partings import (
     Parting,
-    blocks_around,
     holds_stack,
-    is_readable,
-    loop_over_a_set,
     parting_of,
     rank_branch,
     rank_test_between,
     stack_of,
     ways_out,
 )
-from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import (

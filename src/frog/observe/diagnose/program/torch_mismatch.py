@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.code_blocks import rank_branch
+from frog.observe.diagnose.program.code_partings import rank_branch
 from frog.observe.diagnose.program.evidence import Evidence, SeenError, at_place, place
 from frog.observe.diagnose.program.flight_recorder import op_name
 from frog.observe.diagnose.program.rank_reports import report_ranks

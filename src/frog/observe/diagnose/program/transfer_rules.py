@@ -10,8 +10,9 @@ from typing import NamedTuple
 from frog.core.runs.observed import CodeLine, Message, Transfer
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
-from frog.observe.diagnose.program.code_blocks import parting_of, sends_and_receives, stack_of
+from frog.observe.diagnose.program.code_blocks import sends_and_receives
 from frog.observe.diagnose.program.code_lines import collective_frames, is_user_file
+from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import passes_alone

@@ -8,15 +8,13 @@ from frog.core.runs.observed import CodeLine, WorkerStack
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_ahead import calls_nothing_more, waits_for_itself
-from frog.observe.diagnose.program.code_blocks import (
-    Block,
+from frog.observe.diagnose.program.code_blocks import Block, in_one_loop, innermost_loop, is_fixed
+from frog.observe.diagnose.program.code_lines import is_user_file, user_line
+from frog.observe.diagnose.program.code_partings import (
     branch_past,
     call_branch,
     comes_later,
     holds_stack,
-    in_one_loop,
-    innermost_loop,
-    is_fixed,
     parting_lines,
     parting_of,
     rank_branch,
@@ -25,7 +23,6 @@ from frog.observe.diagnose.program.code_blocks import (
     tests_before,
     ways_past,
 )
-from frog.observe.diagnose.program.code_lines import is_user_file, user_line
 from frog.observe.diagnose.program.compared_calls import Difference, is_unusual, usual_after
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES, passes_alone, way_past

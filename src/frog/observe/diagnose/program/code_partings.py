@@ -1,0 +1,364 @@
+"""Where two ranks part in the source: which loop or branch holds the line of one rank and not that of the other.
+
+Two ranks that ran the same code up to a collective part in one function: there, one of them is inside a block that the
+other has left or never entered. That block, not the collective, is what to look at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.program.code_blocks import (
+    Block,
+    Source,
+    blocks_around,
+    is_fixed,
+    is_readable,
+    source_of,
+    text_of,
+)
+from frog.observe.diagnose.program.evidence import Call
+
+_OF_ALL = re.compile(r"is_initialized|is_available|world_size|__name__|is_distributed|use_ddp|TYPE_CHECKING")
+"""Tests that all ranks pass, or none."""
+_COMMUNICATES = re.compile(r"reduce|gather|scatter|broadcast|barrier|all_to_all|send|recv|sync")
+
+
+# ---- a test of the rank around a line --------------------------------------------------------------------------------
+
+
+def rank_branch(line: CodeLine | None) -> str | None:
+    """Return "`if rank == 0:` in line 12" if a test of the rank encloses a line of a program, else None."""
+    branch = _rank_block(line)
+    return str(branch) if branch is not None else None
+
+
+def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: Iterable[Call] = ()) -> str | None:
+    """Return the test of the rank that encloses a call, or a line that led to it.
+
+    callers: the ranks that made it. others: all calls of the ranks that did not. A test around an outer line counts
+    only if no call of theirs came from its block; if their records have no stacks, only if it names the one caller.
+    before: earlier calls of a caller. A test that it passed before, when the others came too, explains least.
+    """
+    inner = _rank_block(call.line)
+    passed = [frame for each in before if each.done for frame in stack_of(each)]
+    if inner is not None and not any(inner.holds(each) for each in passed):
+        return str(inner)
+    came = [frame for other in others for frame in other.callers]
+    for frame in call.callers:
+        branch = _rank_block(frame)
+        if branch is None or branch == inner or any(branch.holds(each) for each in came):
+            continue
+        if inner is not None and any(branch.holds(each) for each in passed):
+            continue
+        if came or branch.names(list(callers)):
+            return f"{branch} of {PurePath(frame.file).name}"
+    return str(inner) if inner is not None else None
+
+
+def _rank_block(line: CodeLine | None) -> Block | None:
+    """Return the innermost block around a line that a test of the rank guards."""
+    if line is None or not line.file.endswith(".py"):
+        return None
+    return next(
+        (block for block in reversed(source_of(line.file).blocks) if block.tests_rank and block.holds(line)), None
+    )
+
+
+# ---- where two ranks part --------------------------------------------------------------------------------------------
+
+
+def stack_of(call: Call) -> tuple[CodeLine, ...]:
+    """Return the lines of the user's code that led to a call, innermost first."""
+    if call.callers:
+        return call.callers
+    return (call.line,) if call.line is not None else ()
+
+
+def parting_lines(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> tuple[CodeLine, CodeLine] | None:
+    """Return the two lines of one function at which the stacks of two ranks part; None if they do not show it.
+
+    one, other: lines that led to a call, innermost first. Long stacks may lack their outermost lines.
+    """
+    left, right = list(reversed(one)), list(reversed(other))
+    starts = [
+        (at + there, at, there)
+        for at in range(len(left))
+        for there in range(len(right))
+        if _function(left[at]) == _function(right[there])
+    ]
+    if not starts:
+        return None
+    _, at, there = min(starts)
+    for mine, others in zip(left[at:], right[there:], strict=False):
+        if _function(mine) != _function(others):
+            return None
+        if mine.line != others.line:
+            return mine, others
+    return None
+
+
+def _function(line: CodeLine) -> tuple[str, str]:
+    return line.file, line.function
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A block that one rank is in, and that another has left or did not enter."""
+
+    block: Block
+    was_common: bool
+    """True if both made their last common call in it."""
+    is_deeper: bool
+    """True if it is in a function that the other rank may have called too, but has left."""
+    is_past: bool = False
+    """True if the other rank is at a later line of the function, or has left it."""
+    around: tuple[Block, ...] = ()
+    """Of a loop: the loops around it that the other rank has left too, innermost first."""
+
+    @property
+    def weight(self) -> float:
+        """Order of what it explains: the lower, the more."""
+        if self.block.kind == "loop" and self.was_common:
+            return 0 if self.is_past else 3
+        if self.block.kind == "loop" or self.block.is_counted:
+            return 6 if self.block.is_counted else 5
+        if self.block.kind == "try":
+            return 4.5
+        return 4 if self.is_deeper else 1 if self.block.kind == "except" else 2
+
+
+def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequence[CodeLine]) -> Parting | None:
+    """Return the block that explains best why one rank is where the other is not; None if no block does.
+
+    one, other: the lines that led to where the ranks are. last: those of the last call that both made: a branch that
+    already held it is not where they part.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or not is_readable(lines[0]):
+        return None
+    here, there = lines
+    found = []
+    for number, frame in enumerate(one[: list(one).index(here) + 1]):
+        for block in [*_returns_before(frame), *blocks_around(frame)]:
+            common = block.kind != "cache" and _held(block, last, one, number)
+            deeper = frame is not here
+            if not _is_in(block, one, number):
+                continue
+            past = there.line > (here.line if deeper else block.last)
+            if not deeper and _is_in(block, other, list(other).index(there)):
+                continue
+            if block.kind == "loop" and not (common or past):  # the other rank may yet come to it
+                continue
+            if block.kind != "loop" and common:
+                continue
+            if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
+                continue
+            found.append(Parting(block, common, deeper, past))
+    best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
+    return _with_loops_around(best, found)
+
+
+def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
+    """True if a line of a stack is in a block. The head of `for x in load():` calls `load` once, before the loop."""
+    line, source = stack[number], source_of(block.file)
+    if not block.holds(line):
+        return False
+    if number > 0 and stack[number - 1].function in block.besides:
+        return False
+    if number == 0 and any(map(_COMMUNICATES.search, block.besides)):
+        return False
+    is_head = block.kind == "loop" and line.line == block.line and number > 0
+    made_once = block.function in source.makers and bool(block.function)
+    return not (is_head and made_once and stack[number - 1].function == block.function)
+
+
+def _held(block: Block, last: Sequence[CodeLine], stack: Sequence[CodeLine], number: int) -> bool:
+    """True if a block that holds a line of a stack held an earlier one. Of a branch: if the same lines led to it."""
+    return any(
+        _is_in(block, last, at) and (block.kind == "loop" or _led_alike(last[at + 1 :], stack[number + 1 :]))
+        for at in range(len(last))
+    )
+
+
+def _led_alike(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> bool:
+    """True if lines that led to two calls may be the same: long stacks lack their outermost lines."""
+    return all((a.file, a.line) == (b.file, b.line) for a, b in zip(one, other, strict=False))
+
+
+def holds_stack(block: Block, stack: Sequence[CodeLine]) -> bool:
+    """True if one of the lines of a stack, innermost first, is in a block."""
+    return any(_is_in(block, stack, number) for number in range(len(stack)))
+
+
+def _that_differ(found: list[Parting]) -> list[Parting]:
+    """Leave out loops of a fixed number of rounds if loops around them may differ."""
+    loops = [parting for parting in found if parting.block.kind == "loop" and parting.was_common]
+    free = [parting for parting in loops if not is_fixed(parting.block)]
+    return [parting for parting in found if parting not in loops or parting in free] if free else found
+
+
+def rank_test_between(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the block that a test of the rank guards where two stacks part, if it holds only the first of them."""
+    lines = parting_lines(one, other)
+    block = _rank_block(lines[0]) if lines is not None else None
+    return block if block is not None and not holds_stack(block, other) else None
+
+
+def _with_loops_around(parting: Parting | None, found: list[Parting]) -> Parting | None:
+    if parting is None or parting.block.kind != "loop":
+        return parting
+    loop = parting.block
+    around = [
+        each.block
+        for each in reversed(_that_differ(found))
+        if each.was_common and each.block.kind == "loop" and each.is_deeper == parting.is_deeper
+        if each.block.file == loop.file and each.block.first < loop.first <= loop.last <= each.block.last
+    ]
+    return replace(parting, around=tuple(around))
+
+
+def branch_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the innermost branch around a call that holds none of the lines that led to another one."""
+    blocks = [block for frame in one[:2] if is_readable(frame) for block in reversed(blocks_around(frame))]
+    branches = [block for block in blocks if block.kind in ("if", "else") and not _OF_ALL.search(block.text)]
+    return next((block for block in branches if not any(block.holds(frame) for frame in other)), None)
+
+
+def handler_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the innermost `try` from which an error before a call may have led to another one; None without any.
+
+    one, other: the lines that led to the calls, innermost first. A `try` that holds both explains it only if the other
+    call is at an earlier line, as of a loop that tries again.
+    """
+    lines = parting_lines(one, other)
+    again = lines is None or lines[1].line <= lines[0].line
+    blocks = (block for frame in one if is_readable(frame) for block in reversed(blocks_around(frame)))
+    return next((block for block in blocks if block.kind == "try" and (again or not holds_stack(block, other))), None)
+
+
+def comes_later(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> bool:
+    """True if a rank at one call still calls, in the same block, the function that made the other call: another order.
+
+    one, other: the lines that led to the calls, innermost first.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or not is_readable(lines[0]):
+        return False
+    inner = list(other).index(lines[1]) - 1
+    name = other[inner].function if inner >= 0 else _called_at(lines[1])
+    branches = [block for block in blocks_around(lines[0]) if block.kind in ("if", "else")]
+    last = branches[-1].last if branches else 0
+    rest = source_of(lines[0].file).lines[lines[0].line : last]
+    return bool(name) and any(re.search(rf"\b{re.escape(name)}\(", text) for text in rest)
+
+
+def _called_at(line: CodeLine) -> str:
+    """Return the function of torch.distributed that a line calls; empty if it calls none."""
+    found = re.search(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(", text_of(line))
+    return found[1] if found is not None else ""
+
+
+def _returns_before(line: CodeLine) -> list[Block]:
+    """Return the rest of a function from a line on, as a block that the conditional returns before it leave out."""
+    source = source_of(line.file) if line.file.endswith(".py") else Source()
+    around = [function for function in source.functions if function.first <= line.line <= function.last]
+    if not around or not is_readable(line):
+        return []
+    function = max(around, key=lambda each: each.first)
+    inner = [each for each in source.functions if function.first < each.first <= function.last]
+    ways = [
+        jump
+        for jump in source.returns
+        if function.first < jump.line < line.line
+        and not any(each.first <= jump.line <= each.last for each in inner)
+        and not _OF_ALL.search(jump.test)
+    ]
+    if not ways:
+        return []
+    text = "` or `".join(f"{jump.test} return" for jump in ways[-2:])
+    first = ways[-1].line + 1
+    return [Block("return", text, ways[-1].shown_line, line.file, first, function.last, function=function.name)]
+
+
+def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the conditional returns before a call by which a rank may have ended after another; None without any.
+
+    one, other: the lines that led to the calls, innermost first.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or lines[1].line >= lines[0].line:
+        return None
+    return next((block for block in _returns_before(lines[0]) if lines[1].line < block.line), None)
+
+
+# ---- the statements by which a rank leaves out a call ----------------------------------------------------------------
+
+
+def ways_past(line: CodeLine, loop: Block | None = None) -> str:
+    """Return the statements with which a rank leaves a loop, or a round of it, before a line; empty if there are none.
+
+    loop: a loop around the line (default: the innermost).
+    """
+    loops = [block for block in blocks_around(line) if block.kind == "loop"]
+    chosen = loop if loop is not None else loops[-1] if loops else None
+    if chosen is None:
+        return ""
+    jumps = [
+        jump
+        for jump in source_of(line.file).jumps
+        if jump.loop == chosen.line and (jump.word not in ("continue", "") or jump.line < line.line <= jump.until)
+    ]
+    shown = [f"`{f'{jump.test} {jump.word}'.strip()}` in line {jump.shown_line}" for jump in jumps]
+    return " or ".join(shown[:3])
+
+
+def ways_out(loop: Block, stack: Sequence[CodeLine]) -> str:
+    """Return the statements with which a rank leaves a loop, or a round of it, before a call; empty without any.
+
+    stack: the lines that led to the call in the loop, innermost first.
+    """
+    number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), None)
+    return ways_past(stack[number], loop) if number is not None else ""
+
+
+def tests_before(loop: Block, stack: Sequence[CodeLine]) -> str:
+    """Return the tests between a loop and a call in it, by which a round of the loop leaves out the call."""
+    number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), -1)
+    tests = []
+    for at in reversed(range(number + 1)):
+        for block in [*(_returns_before(stack[at]) if at < number else []), *blocks_around(stack[at])]:
+            is_test = block.kind in ("if", "else", "return", "cache") and not block.is_counted
+            outside = at == number and not (loop.first <= block.first and block.last <= loop.last)
+            if is_test and not outside and not _OF_ALL.search(block.text) and _is_in(block, stack, at):
+                tests.append(str(block))
+    return " or ".join(tests[:3])
+
+
+def tests_in_loop(line: CodeLine) -> str:
+    """Return the tests by which a rank leaves out a line in a round of its innermost loop; empty without any."""
+    blocks = blocks_around(line) if is_readable(line) else []
+    loops = [number for number, block in enumerate(blocks) if block.kind == "loop"]
+    if not loops:
+        return ""
+    branches = [
+        str(block)
+        for block in blocks[loops[-1] + 1 :]
+        if block.kind in ("if", "else") and not block.is_counted and not _OF_ALL.search(block.text)
+    ]
+    source, loop = source_of(line.file), blocks[loops[-1]]
+    skips = [
+        f"`{jump.test} continue` in line {jump.shown_line}"
+        for jump in source.jumps
+        if jump.loop == loop.line and jump.word == "continue" and jump.line < line.line and jump.test
+    ]
+    return " or ".join([*branches, *skips][:3])
+
+
+def backward_line(stack: Sequence[CodeLine]) -> CodeLine | None:
+    """Return the line with `backward` that led to a call in a hook of a gradient; None if none did."""
+    return next((frame for frame in stack[1:] if is_readable(frame) and ".backward(" in text_of(frame)), None)
