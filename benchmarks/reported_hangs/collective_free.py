@@ -27,8 +27,8 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     caches = [Cache(), Cache()]
-    for cache in caches:
-        cache.get(8)
+    caches[0].get(8)
+    caches[1].get(8)
     for step in range(5):
         if rank == 0 and step == 3:  # here
             caches.pop()  # here
