@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
+from frog.observe.diagnose.program.call_origins import origin_of
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     in_one_loop,
@@ -132,7 +133,17 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     """Explain the first collective at which the members of a group do not match."""
     sides = _sides(evidence, found)
     both = (sides, sides.swapped()) if sides.tie else (sides,)
-    for rule in (_led_by_error, _order, _guarded, _guarded_others, _parted, _skipped, _extra, _batches):
+    for rule in (
+        _led_by_error,
+        _of_other_origin,
+        _order,
+        _guarded,
+        _guarded_others,
+        _parted,
+        _skipped,
+        _extra,
+        _batches,
+    ):
         for each in both:
             explained = rule(evidence, found, each)
             if explained is not None:
@@ -226,6 +237,26 @@ def _led_by_error(evidence: Evidence, found: Difference, sides: Sides) -> Diagno
         certain=False,
         finding=f"{_differ(evidence, found, sides)}: {led_by_error(odd)}",
         advice=SKIP_TOGETHER,
+    )
+
+
+def _of_other_origin(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a call that no line of the program made, but a thread, a freed object, a signal or the exit."""
+    odd, other = (
+        origin_of(call, evidence.ranks[number].calls)
+        for number, call in ((sides.odd, sides.odd_call), (sides.other, sides.other_call))
+    )
+    origin, rank, call = (odd, sides.odd, sides.odd_call) if odd else (other, sides.other, sides.other_call)
+    if origin is None or (odd is not None and other is not None):
+        return None
+    own = sides if rank == sides.odd else sides.swapped()
+    if origin.kind != "thread" and (guarded := _guarded(evidence, found, own)) is not None:
+        return guarded.with_more(finding=f"{guarded.finding}; rank {rank} called it {origin}", advice=origin.advice)
+    return _base(evidence, found, own if sides.tie else sides).with_more(
+        fault="order",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: rank {rank} called {call.op} {origin}",
+        advice=origin.advice,
     )
 
 

@@ -18,6 +18,7 @@ from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.known_errors.explain import Explanation
 from frog.observe.diagnose.known_errors.log_answer import MORE_HELPS
 from frog.observe.diagnose.program.barrier_rules import missed_barrier
+from frog.observe.diagnose.program.call_origins import origin_of
 from frog.observe.diagnose.program.compared_calls import differences
 from frog.observe.diagnose.program.end_rules import (
     exited,
@@ -125,7 +126,7 @@ def diagnose_program(evidence: Evidence) -> Diagnosis:
     """Return what went wrong in a program, or that nothing did."""
     explained = (rule(evidence) for rule in RULES)
     diagnosis = next((each for each in explained if each is not None), None) or _unknown(evidence)
-    diagnosis = _with_handled(evidence, diagnosis)
+    diagnosis = _with_origin(evidence, _with_handled(evidence, diagnosis))
     if evidence.hung and evidence.stopped_by_user:
         diagnosis = _as_stopped(evidence, diagnosis)
     return _with_gaps(evidence, _with_passed(evidence, diagnosis))
@@ -148,6 +149,20 @@ def _with_handled(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
         return diagnosis
     words = led_by_error(handling[0])
     return diagnosis if words in diagnosis.finding else diagnosis.with_more(finding=f"{diagnosis.finding}; {words}")
+
+
+_OF_WAITS = (*_OF_CALLS, "ended", "stuck", "blocked", "busy", "network")
+"""Faults of ranks that wait for each other in collectives."""
+
+
+def _with_origin(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
+    """Add what led one rank alone to the collective in which it waits, if that is no line of the program."""
+    pending = [(rank, rank.pending[0]) for rank in evidence.ranks.values() if rank.pending]
+    found = [(rank, call, origin) for rank, call in pending if (origin := origin_of(call, rank.calls)) is not None]
+    if len(found) != 1 or diagnosis.fault not in _OF_WAITS or str(found[0][2]) in diagnosis.finding:
+        return diagnosis
+    rank, call, origin = found[0]
+    return diagnosis.with_more(finding=f"{diagnosis.finding}; rank {rank.rank} called {call.op} {origin}")
 
 
 def _as_stopped(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
