@@ -951,6 +951,37 @@ def test_loop_of_a_fixed_number_of_rounds_is_not_left_earlier(
     assert doubtful == (rounds == "num_micro") or fault == "batches"
 
 
+FIGURES = """\
+def on_epoch_end(trainer):
+    if not trainer.{test}:
+        return
+    dist.barrier()
+for epoch in range(epochs):
+    for batch in {batches}:
+        dist.all_reduce(grad)
+    on_epoch_end(trainer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "batches", "certain"),
+    [("is_global_zero", "loader", True), ("draws", "range(2)", False), ("is_global_zero", "range(2)", True)],
+)
+def test_early_return_before_a_collective_is_the_cause_rather_than_the_loop_that_comes_next(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], test: str, batches: str, certain: bool
+) -> None:
+    """The ranks that returned are in the loop again: of the next epoch, not one round behind."""
+    stacks[4] = (4, 8)
+    grad, barrier = ("all_reduce", 18, 7), ("barrier", 1, 4)
+    others = [rank(number, grad, grad, grad, world=3, pending=1) for number in (1, 2)]
+    drawing = rank(0, grad, grad, barrier, world=3, pending=1)
+    script = written(tmp_path, FIGURES.format(test=test, batches=batches))
+    of_script(script, drawing, *others, functions={4: "on_epoch_end"})
+    found = diagnose_program(evidence(drawing, *others))
+    assert (found.fault, found.rank, found.line, found.certain) == ("branch", 0, "train.py:4 (on_epoch_end)", certain)
+    assert f"`if not trainer.{test}: return` in line 2" in found.finding
+
+
 KEYS = """\
 def synchronize(metrics):
     for name in sorted(metrics):

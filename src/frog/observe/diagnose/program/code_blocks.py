@@ -20,7 +20,7 @@ from frog.core.runs.observed import CodeLine
 from frog.core.schema import read_bounded
 
 _MOST_BYTES, _MOST_TEST = 2 << 20, 200
-_RANK_TEST = re.compile(
+RANK_TEST = re.compile(
     r"\b\w*(rank|is_main|is_master|master_process|main_process|is_first|is_last|is_chief|is_leader|process_zero|process_index"
     r"|global_zero|local_zero|node_zero|is_root|is_coordinator)\w*\b",
     re.IGNORECASE,
@@ -310,7 +310,7 @@ class _Reader:
             if block:
                 known = bool(test) and len(test) <= _MOST_TEST
                 if known:
-                    names_rank = bool(_RANK_TEST.search(test))
+                    names_rank = bool(RANK_TEST.search(test))
                     last = block[-1].end_lineno or block[-1].lineno
                     counted = not names_rank and _is_counted(node.test, self._counters)
                     self._add(kind, words, node.lineno, block[0].lineno, last, names_rank, is_counted=counted)
@@ -378,7 +378,7 @@ class _Reader:
         first = min(part.lineno for part in parts)
         last = max(part.end_lineno or part.lineno for part in parts)
         tested = {called_name(call) for call in _calls([test] if test is not None else [])}
-        names_rank = test is not None and bool(_RANK_TEST.search(ast.unparse(test)))
+        names_rank = test is not None and bool(RANK_TEST.search(ast.unparse(test)))
         block = Block(kind, text, node.lineno, self._file, first, last, names_rank and besides <= tested)
         self._found.blocks.append(replace(block, is_partial=True, besides=besides))
 

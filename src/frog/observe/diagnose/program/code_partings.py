@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program.code_blocks import (
+    RANK_TEST,
     Block,
     Source,
     blocks_around,
@@ -25,6 +26,7 @@ from frog.observe.diagnose.program.evidence import Call
 
 _OF_ALL = re.compile(r"is_initialized|is_available|world_size|__name__|is_distributed|use_ddp|TYPE_CHECKING")
 """Tests that all ranks pass, or none."""
+_ANY = re.compile("")
 _COMMUNICATES = re.compile(r"reduce|gather|scatter|broadcast|barrier|all_to_all|send|recv|sync")
 
 
@@ -64,9 +66,9 @@ def _rank_block(line: CodeLine | None) -> Block | None:
     """Return the innermost block around a line that a test of the rank guards."""
     if line is None or not line.file.endswith(".py"):
         return None
-    return next(
-        (block for block in reversed(source_of(line.file).blocks) if block.tests_rank and block.holds(line)), None
-    )
+    around = [block for block in source_of(line.file).blocks if block.tests_rank and block.holds(line)]
+    around += _returns_before(line, RANK_TEST)
+    return max(around, key=lambda block: block.first, default=None)
 
 
 # ---- where two ranks part --------------------------------------------------------------------------------------------
@@ -123,6 +125,8 @@ class Parting:
     @property
     def weight(self) -> float:
         """Order of what it explains: the lower, the more."""
+        if self.block.kind == "loop" and self.was_common and is_fixed(self.block):
+            return 4.7
         if self.block.kind == "loop" and self.was_common:
             return 0 if self.is_past else 3
         if self.block.kind == "loop" or self.block.is_counted:
@@ -263,8 +267,11 @@ def _called_at(line: CodeLine) -> str:
     return found[1] if found is not None else ""
 
 
-def _returns_before(line: CodeLine) -> list[Block]:
-    """Return the rest of a function from a line on, as a block that the conditional returns before it leave out."""
+def _returns_before(line: CodeLine, tests: re.Pattern[str] = _ANY) -> list[Block]:
+    """Return the rest of a function from a line on, as a block that the conditional returns before it leave out.
+
+    tests: what the text of such a condition has.
+    """
     source = source_of(line.file) if line.file.endswith(".py") else Source()
     around = [function for function in source.functions if function.first <= line.line <= function.last]
     if not around or not is_readable(line):
@@ -277,6 +284,7 @@ def _returns_before(line: CodeLine) -> list[Block]:
         if function.first < jump.line < line.line
         and not any(each.first <= jump.line <= each.last for each in inner)
         and not _OF_ALL.search(jump.test)
+        and tests.search(jump.test)
     ]
     if not ways:
         return []
