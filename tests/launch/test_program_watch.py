@@ -170,6 +170,19 @@ def test_wait_of_a_rank_is_known_before_the_deadline(other: Callable[[float], Sn
     assert watchdog.wait(4, 5) is None
 
 
+@pytest.mark.parametrize(("cores", "completed", "is_known"), [(0, 5, True), (1, 5, False), (0, 0, False)])
+def test_world_that_does_nothing_outside_of_collectives_is_known_too(
+    cores: int, completed: int, is_known: bool
+) -> None:
+    watchdog = ProgramWatch(LIMITS)
+    for now in range(6):
+        ranks = {rank: works(now, cores=cores if rank else 0, completed=completed) for rank in (0, 1)}
+        assert watchdog.look(ranks, now) is None
+    found = watchdog.wait(5, 4)
+    assert (found is not None) == is_known
+    assert found is None or (found.kind, found.roles) == (Kind.HANG, {0: Role.IDLE, 1: Role.IDLE})
+
+
 def test_no_rank_waits_in_a_world_that_computes() -> None:
     watchdog = ProgramWatch(LIMITS)
     for now in range(5):

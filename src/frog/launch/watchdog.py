@@ -253,11 +253,15 @@ class ProgramWatch:
         return now - self._progress_at if self._tracks else 0.0
 
     def wait(self, now: float, least_s: float) -> Finding | None:
-        """Return what the ranks do if one of them has waited for `least_s` since the last progress."""
-        waiting = [t for t in self._tracks.values() if t.snapshot.pending and now - t.still_at >= least_s]
-        if not waiting or self.still_s(now) < least_s:
-            return None
+        """Return what the ranks do if one has waited, or all have done nothing, for a time since the last progress."""
+        still = [track for track in self._tracks.values() if now - track.still_at >= least_s]
+        waiting = [track for track in still if track.snapshot.pending]
         roles = self._roles(now)
+        is_idle = (
+            {*roles.values()} == {Role.IDLE} and len(still) == len(roles) and any(t.snapshot.completed for t in still)
+        )
+        if not (waiting or is_idle) or self.still_s(now) < least_s:
+            return None
         kind = Kind.COMPUTING if Role.COMPUTES in roles.values() else Kind.HANG
         return Finding(kind, self.still_s(now), roles, ends=False)
 

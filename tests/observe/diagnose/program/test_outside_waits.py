@@ -95,6 +95,33 @@ def test_loop_that_waits_for_a_file_is_named(tmp_path: Path) -> None:
     assert "it repeats the loop `while not ready.exists():` in line 4 (`time.sleep(0.1)`)" in found.finding
 
 
+@pytest.mark.parametrize(("other", "hung", "busy"), [(5, True, False), (6, False, False), (6, True, True)])
+def test_ranks_that_all_wait_outside_of_collectives_are_named(
+    tmp_path: Path, other: int, hung: bool, busy: bool
+) -> None:
+    """Ranks that meet through files, under names that differ."""
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.format(line="lock.acquire()"))
+    ranks = []
+    for number, line in enumerate((5, other)):
+        place = CodeLine(file=str(script), line=line, function="work")
+        one = rank(number, ("all_reduce", 8, 4), state="running", cpu_busy=busy and number == 1, line=place)
+        one.stack = [place]
+        ranks.append(one)
+    found = diagnose_program(evidence(*ranks, hung=hung))
+    if busy:
+        assert "none computed" not in found.finding
+        return
+    loop = "it repeats the loop `while not ready.exists():` in line 4 (`time.sleep(0.1)`)"
+    odd = 0 if other == 5 else 1
+    assert (found.fault, found.rank, found.certain, found.line) == ("blocked", odd, False, f"train.py:{other} (work)")
+    assert found.outcome == ("failed" if hung else "unknown")
+    first = "ranks 0 and 1 were" if other == 5 else "rank 0 was"
+    assert f"no rank waits in a collective, and none computed: {first} at train.py:5 (work): {loop}" in found.finding
+    assert ("it waits for a lock" in found.finding) == (other == 6)
+    assert ("a name with a random number" in found.advice) == (other == 5)
+
+
 def inside(folder: Path, *lines: str, host: tuple[str, str] = ("a", "a"), op: str = "broadcast") -> Diagnosis:
     """Diagnose two ranks, each at its own line of a file, that all wait in one collective."""
     script = folder / "train.py"

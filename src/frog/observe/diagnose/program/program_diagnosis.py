@@ -41,7 +41,7 @@ from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, led_b
 from frog.observe.diagnose.program.reported_rules import differing_numbers, reported
 from frog.observe.diagnose.program.run_folder_evidence import attempts_of
 from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
-from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without
+from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without, none_inside
 from frog.observe.diagnose.program.torch_mismatch import compared_by_torch
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
 from frog.observe.diagnose.program.wait_rules import absent, all_inside, under_branch
@@ -220,6 +220,7 @@ RULES: tuple[Rule, ...] = (
     transfer,
     waited,
     joined_without,
+    none_inside,
     all_inside,
     lambda evidence: exited(evidence, at_all=True),
     lambda evidence: of_job(evidence, ("OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED")),

@@ -59,6 +59,44 @@ def reason_of_absence(rank: RankEvidence) -> tuple[str, str, str]:
     )
 
 
+def none_inside(evidence: Evidence) -> Diagnosis | None:
+    """Find ranks of which none computes, and none waits in torch.distributed: each waits for something else."""
+    ranks = evidence.ranks
+    is_over = evidence.hung or not (evidence.active or evidence.has_failed)
+    if not is_over or len(ranks) < 2 or len(ranks) < len(evidence.world) or not all(map(_idles, ranks.values())):
+        return None
+    sides = _ranks_by_line(ranks)
+    odd, other = ranks[sides[-1].ranks[0]], ranks[sides[0].ranks[0]]
+    were = {side.at: f"{span(side.ranks)} {'was' if len(side.ranks) == 1 else 'were'}" for side in sides}
+    at = [f"{were[side.at]} at {side.at}{waits_outside(ranks[side.ranks[0]])}" for side in sides[:3]]
+    return Diagnosis(
+        "blocked",
+        f"no rank waits in a collective, and none computed: {'; '.join(at)}",
+        rank=odd.rank,
+        node_rank=odd.node_rank,
+        line=place(odd.line) or None,
+        peer_line=place(other.line) or None,
+        certain=False,
+        outcome="failed" if evidence.hung else "unknown",
+        evidence=report_ranks(evidence, [number for side in reversed(sides) for number in side.ranks]),
+        advice=advice_on_wait(odd) or _MEET_IN_TORCH,
+    )
+
+
+_MEET_IN_TORCH = (
+    "if the ranks wait for each other there (through files, shared memory, a store or sockets), compare the names that "
+    "each rank uses: a name with a random number, a clock, a process id or a host differs between ranks; broadcast it\n"
+    "dist.barrier() does the same, and a rank that is missing there is named"
+)
+
+
+def _idles(rank: RankEvidence) -> bool:
+    """True if a rank was alive outside of torch.distributed, and did nothing."""
+    is_alive = rank.state == "running" and rank.error is None and rank.exit_code is None and not rank.stopped
+    is_outside = not (rank.pending or rank.in_message or rank.transfer or rank.joining or _waits_inside_torch(rank))
+    return is_alive and is_outside and rank.cpu_busy is False and rank.line is not None
+
+
 # ---- stacks alone, such as those of `py-spy dump` --------------------------------------------------------------------
 
 _RECORD_MORE = f"flight-recorder dumps of all ranks show the collectives before ({RECORD_COLLECTIVES})"
