@@ -9,6 +9,7 @@ from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
+from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
 from frog.observe.diagnose.program.mismatch_rules import AGREE_FIRST, EVEN_ROUNDS, leaves_loop, passes_alone
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
@@ -35,8 +36,10 @@ def missed_barrier(evidence: Evidence) -> Diagnosis | None:
     advice = "find out what it did instead; if it only needs longer, raise the timeout of monitored_barrier"
     if parting is not None and parting.block.kind == "loop":
         fault, words, advice = "batches", leaves_loop(parting, odd, stayed, barrier, own), EVEN_ROUNDS
+        words += sources_of_loop(parting, barrier)
     elif parting is not None:
         fault, words, advice = "branch", passes_alone(parting.block, stayed, odd, True), AGREE_FIRST
+        words += source_words(parting.block)
     return Diagnosis(
         fault,
         f"{they_wait(sorted(waited))} in monitored_barrier{at_place(barrier[0] if barrier else None)} for "

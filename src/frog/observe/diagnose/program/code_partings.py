@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program.code_blocks import (
@@ -39,7 +40,22 @@ def rank_branch(line: CodeLine | None) -> str | None:
     return str(branch) if branch is not None else None
 
 
-def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: Iterable[Call] = ()) -> str | None:
+class Guard(NamedTuple):
+    """A test of the rank around a call, or around a line that led to it."""
+
+    block: Block
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def is_proof(self) -> bool:
+        """True if the call is inside of the test: a return before it may have another one behind it."""
+        return self.block.kind != "return"
+
+
+def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: Iterable[Call] = ()) -> Guard | None:
     """Return the test of the rank that encloses a call, or a line that led to it.
 
     callers: the ranks that made it. others: all calls of the ranks that did not. A test around an outer line counts
@@ -49,7 +65,7 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
     inner = _rank_block(call.line)
     passed = [frame for each in before if each.done for frame in stack_of(each)]
     if inner is not None and not any(inner.holds(each) for each in passed):
-        return str(inner)
+        return Guard(inner, str(inner))
     came = [frame for other in others for frame in other.callers]
     for frame in call.callers:
         branch = _rank_block(frame)
@@ -58,8 +74,8 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
         if inner is not None and any(branch.holds(each) for each in passed):
             continue
         if came or branch.names(list(callers)):
-            return f"{branch} of {PurePath(frame.file).name}"
-    return str(inner) if inner is not None else None
+            return Guard(branch, f"{branch} of {PurePath(frame.file).name}")
+    return Guard(inner, str(inner)) if inner is not None else None
 
 
 def _rank_block(line: CodeLine | None) -> Block | None:
@@ -312,17 +328,24 @@ def ways_past(line: CodeLine, loop: Block | None = None) -> str:
 
     loop: a loop around the line (default: the innermost).
     """
+    return " or ".join(map(str, exits_past(line, loop)))
+
+
+def exits_past(line: CodeLine, loop: Block | None = None) -> list[Block]:
+    """Return the same statements, each with the test right around it, as blocks of one line."""
     loops = [block for block in blocks_around(line) if block.kind == "loop"]
     chosen = loop if loop is not None else loops[-1] if loops else None
     if chosen is None:
-        return ""
+        return []
     jumps = [
         jump
         for jump in source_of(line.file).jumps
         if jump.loop == chosen.line and (jump.word not in ("continue", "") or jump.line < line.line <= jump.until)
     ]
-    shown = [f"`{f'{jump.test} {jump.word}'.strip()}` in line {jump.shown_line}" for jump in jumps]
-    return " or ".join(shown[:3])
+    return [
+        Block("if", f"{jump.test} {jump.word}".strip(), jump.shown_line, line.file, jump.line, jump.line)
+        for jump in jumps[:3]
+    ]
 
 
 def ways_out(loop: Block, stack: Sequence[CodeLine]) -> str:
@@ -330,8 +353,13 @@ def ways_out(loop: Block, stack: Sequence[CodeLine]) -> str:
 
     stack: the lines that led to the call in the loop, innermost first.
     """
+    return " or ".join(map(str, exits_of(loop, stack)))
+
+
+def exits_of(loop: Block, stack: Sequence[CodeLine]) -> list[Block]:
+    """Return the same statements, each with the test right around it, as blocks of one line."""
     number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), None)
-    return ways_past(stack[number], loop) if number is not None else ""
+    return exits_past(stack[number], loop) if number is not None else []
 
 
 def tests_before(loop: Block, stack: Sequence[CodeLine]) -> str:

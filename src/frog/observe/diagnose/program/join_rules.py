@@ -10,6 +10,7 @@ from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_blocks import Block
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
+from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place
 from frog.observe.diagnose.program.mismatch_rules import passes_alone
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
@@ -99,7 +100,7 @@ def _created_alone(evidence: Evidence, inside: list[int], absent: list[int], nam
     lines = (rank.line, pending.line if pending is not None else other.line)
     line, peer_line = lines if odd == inside[0] else reversed(lines)
     block = _extra_branch(rank, other)
-    why = f": {passes_alone(block, inside[0], absent[0], True)}" if block is not None else ""
+    why = f": {passes_alone(block, inside[0], absent[0], True)}{source_words(block)}" if block is not None else ""
     return Diagnosis(
         "groups",
         f"{they_wait(inside)} in new_group number {name}{at_place(rank.line)}, which {span(absent)} did not call: rank "

@@ -35,6 +35,7 @@ from frog.observe.diagnose.program.code_partings import (
     ways_past,
 )
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
+from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
 from frog.observe.diagnose.program.graph_cuts import graph_cuts
 from frog.observe.diagnose.program.rank_reports import (
@@ -293,6 +294,7 @@ def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         return None
     return _base(evidence, found, sides).with_more(
         fault="branch",
+        certain=branch.is_proof,
         finding=f"{_differ(evidence, found, sides)}: only some ranks pass {branch}",
         advice="move the collective out of the branch: every rank of its group must call it",
     )
@@ -360,7 +362,8 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         return base.with_more(
             fault="batches",
             certain=is_proved(parting, inside) and in_step and bool(sides.other_before) and not caught,
-            finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, stack_of(inside), stack_of(outside))}",
+            finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, stack_of(inside), stack_of(outside))}"
+            + sources_of_loop(parting, stack_of(inside)),
             advice=EVEN_ROUNDS,
         )
     never = not has_passed(block, sides.odd_before)
@@ -372,7 +375,8 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         line=place(inside.line if enters else outside.line) or None,
         peer_line=place(outside.line if enters else inside.line) or None,
         finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}"
-        + (f"; or an error before this call led rank {sides.odd} into {caught}" if caught else ""),
+        + (f"; or an error before this call led rank {sides.odd} into {caught}" if caught else "")
+        + source_words(block),
         advice=AGREE_FIRST,
     )
 

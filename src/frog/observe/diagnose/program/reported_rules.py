@@ -23,6 +23,7 @@ from frog.observe.diagnose.program.code_partings import (
     ways_out,
 )
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
+from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import (
     AGREE_FIRST,
@@ -171,6 +172,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         words = passes_alone(parting.block, inside, outside, never)
         fault, advice = "branch" if never else "skipped", AGREE_FIRST
         rank = inside if never and parting.block.kind not in ("return", "try") else outside
+    sources = source_words(parting.block) if fault != "batches" else sources_of_loop(parting, stacks[inside])
     odd = _of_fewer(evidence, stacks)
     odd = odd if odd is not None else _made_more(parting, met, inside, before)
     rank = odd if odd is not None else rank
@@ -180,7 +182,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         node_rank=evidence.ranks[rank].node_rank,
         line=lines[rank],
         peer_line=lines[inside + outside - rank],
-        finding=f"{met_words}: {words}{after_error(evidence.ranks[outside])}",
+        finding=f"{met_words}: {words}{after_error(evidence.ranks[outside])}{sources}",
         advice=advice,
     )
 

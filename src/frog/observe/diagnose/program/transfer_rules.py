@@ -14,6 +14,7 @@ from frog.observe.diagnose.program.code_blocks import sends_and_receives
 from frog.observe.diagnose.program.code_lines import collective_frames, is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.compared_calls import Difference
+from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import passes_alone
 from frog.observe.diagnose.program.peer_errors import lost_peers, timed_out
@@ -276,7 +277,7 @@ def _schedule_alone(waits: RankEvidence, rank: RankEvidence, call: Call) -> str:
     inside = list(itertools.takewhile(lambda frame: not parting.block.holds(frame), stack))
     if len(inside) == len(stack) or not any(map(sends_and_receives, inside)):
         return ""
-    return f": {passes_alone(parting.block, waits.rank, rank.rank, True)}"
+    return f": {passes_alone(parting.block, waits.rank, rank.rank, True)}{source_words(parting.block)}"
 
 
 def _keeps_step(rank: RankEvidence, call: Call) -> bool:

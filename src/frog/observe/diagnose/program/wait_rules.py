@@ -11,6 +11,7 @@ from frog.observe.diagnose.program.code_ahead import calls_nothing_more, waits_f
 from frog.observe.diagnose.program.code_blocks import Block, in_one_loop, innermost_loop, is_fixed
 from frog.observe.diagnose.program.code_lines import is_user_file, user_line
 from frog.observe.diagnose.program.code_partings import (
+    Guard,
     branch_past,
     call_branch,
     comes_later,
@@ -24,6 +25,7 @@ from frog.observe.diagnose.program.code_partings import (
     ways_past,
 )
 from frog.observe.diagnose.program.compared_calls import Difference, is_unusual, usual_after
+from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES, passes_alone, way_past
 from frog.observe.diagnose.program.outside_waits import advice_on_wait, waits_outside
@@ -104,9 +106,9 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if any(_has_called(rank, found) or (_works(rank) and not calls_nothing_more(rank.stack)) for rank in missing):
         return None
     branch = _branch_around(evidence, found)
-    certain, passed = True, branch
+    certain, passed = branch is not None and branch.is_proof, str(branch) if branch is not None else None
     if branch is None and (block := _branch_of_callers(evidence, found)) is not None:
-        certain, passed = False, str(block)
+        certain, passed = False, f"{block}{source_words(block)}"
     if passed is None:
         return None
     callers, absent_ranks = sorted(found.calls), sorted(found.absent)
@@ -121,7 +123,7 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     )
 
 
-def _branch_around(evidence: Evidence, found: Difference) -> str | None:
+def _branch_around(evidence: Evidence, found: Difference) -> Guard | None:
     """Return the test of the rank around a call that the absent ranks did not make."""
     others = [call for each in found.absent for call in evidence.ranks[each].calls]
     first = evidence.ranks[min(found.calls)]
@@ -292,7 +294,7 @@ def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) ->
     parting = parting_of(stack_of(extra[0]), stack_of(ended[0]), ())
     block = parting.block if parting is not None and parting.block.kind != "loop" else None
     block = block or returns_past(stack_of(extra[0]), stack_of(evidence.ranks[over[0]].calls[-1]))
-    words = f": {passes_alone(block, waiting.rank, over[0], True)}" if block is not None else ""
+    words = f": {passes_alone(block, waiting.rank, over[0], True)}{source_words(block)}" if block is not None else ""
     odd = over[0] if block is not None and block.kind == "return" else waiting.rank
     return _base(evidence, found, odd).with_more(
         fault="branch",
@@ -557,7 +559,7 @@ def _was(ranks: list[int]) -> str:
     return "was" if len(ranks) == 1 else "were"
 
 
-def _calls_elsewhere(branch: str | None, ranks: list[int]) -> str:
+def _calls_elsewhere(branch: Guard | None, ranks: list[int]) -> str:
     """Say that living ranks cannot make a call from the line where the others wait."""
     return f"; the others wait under {branch}: {span(ranks)} must call it from another line" if branch else ""
 
