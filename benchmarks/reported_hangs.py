@@ -86,7 +86,7 @@ def judge(source: str, expected: dict[str, Any], found: Diagnosis) -> Verdict:
 def main() -> None:
     """Run the programs and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", type=int, help="only the programs that were kept aside together: 6, 7 or 8")
+    parser.add_argument("--set", type=int, help="only the programs that were kept aside together: 6 to 9")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs, and run only what is missing there")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge what --keep has")
