@@ -44,6 +44,10 @@ _LOCK = (
     "look for who holds the lock: an acquire without a release, a rank that keeps it during a collective, a process "
     "that was forked while a thread held it, a lock file of an earlier run",
 )
+_ANSWER = (
+    "for an answer over the network",
+    "give the request a timeout, and let all ranks agree what to do if it fails",
+)
 _TERMINAL = ("for input from a terminal", "remove the breakpoint or the question: ranks have no terminal")
 
 _BY_FRAME = (
@@ -67,11 +71,7 @@ _BY_FRAME = (
         "for an event or a condition, which another thread of this rank must set",
         "look for the thread that should set it: it has ended, or waits itself",
     ),
-    _Wait(
-        re.compile(r"/(socket|ssl|urllib/request|http/client)\.py:\w+$"),
-        "for an answer over the network",
-        "give the request a timeout, and let all ranks agree what to do if it fails",
-    ),
+    _Wait(re.compile(r"/(socket|ssl|urllib/request|http/client)\.py:\w+$"), *_ANSWER),
     _Wait(re.compile(r"/(pdb|bdb|cmd)\.py:\w+$"), *_TERMINAL),
 )
 """By frames as `threading.py:wait`. A wait for a queue also waits for a condition: the first pattern counts."""
@@ -88,6 +88,7 @@ _BY_TEXT = (
     _Wait(re.compile(r"thread\w*\.join\(", re.IGNORECASE), *_THREAD),
     _Wait(re.compile(r"proc\w*\.(join|wait|communicate)\(|child\w*\.join\(", re.IGNORECASE), *_CHILD),
     _Wait(re.compile(r"\bqueue\w*\.get\(", re.IGNORECASE), *_QUEUE),
+    _Wait(re.compile(r"(sock|conn)\w*\.(recv\w*|accept|connect)\(", re.IGNORECASE), *_ANSWER),
 )
 _SETS_KEY = re.compile(r"store\w*(\(\))?\.(set|add|compare_set|queue_push|append)\(", re.IGNORECASE)
 _MOST_SETTERS = 3
