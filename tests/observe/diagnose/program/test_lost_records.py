@@ -176,3 +176,27 @@ def test_line_of_a_log_that_ended_no_rank_does_not_replace_what_the_records_show
     is_ending = "Traceback" in text and not caught
     assert (found.fault.startswith(("raise", "exception"))) == is_ending
     assert found.also or is_ending
+
+
+FILES = """\
+for name in list_files():
+    dist.broadcast(weights[name], src=0)
+dist.all_reduce(total)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fault", "odd"),
+    [((40, 12), "order", 1), ((40, 40, 12), "shape", 0), ((12,), "shape", 1)],
+    ids=["files", "last", "one"],
+)
+def test_loop_whose_rounds_all_have_other_sizes_has_another_order_on_the_crashed_rank(
+    tmp_path: Path, sizes: tuple[int, ...], fault: str, odd: int
+) -> None:
+    """Of equal rounds before, the last one is probably smaller, as an uneven batch is."""
+    waits = rank(0, ("all_reduce", 4, 3), *(("broadcast", size, 2) for size in sizes), pending=1)
+    script = written(tmp_path, FILES, waits)
+    found = diagnose_program(evidence(crashed(1, script, (2, "<module>")), waits, hung=False))
+    assert (found.fault, found.rank, found.line, found.certain) == (fault, odd, "train.py:2", False)
+    loop = "the loop `for name in list_files():` in line 1 calls collectives of several sizes"
+    assert (loop in found.finding) == (fault == "order")

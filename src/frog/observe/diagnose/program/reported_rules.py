@@ -6,12 +6,13 @@ shows whether that rank left the order in which it has called its collectives be
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
-from frog.observe.diagnose.program.code_blocks import Block, blocks_around, is_readable, loop_over_a_set
+from frog.observe.diagnose.program.code_blocks import Block, blocks_around, innermost_loop, is_readable, loop_over_a_set
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import (
     Parting,
@@ -50,6 +51,8 @@ from frog.observe.diagnose.program.rank_reports import (
     they_wait,
 )
 from frog.observe.diagnose.program.transfer_rules import longer_message
+
+_NOWHERE = CodeLine(file="", line=0)
 
 
 @dataclass(frozen=True)
@@ -367,11 +370,15 @@ def _has_completed(evidence: Evidence, met: _Meeting) -> bool:
 
 
 def _in_other_order(evidence: Evidence, met: _Meeting) -> bool:
-    """True if this line calls collectives of several sizes one after the other."""
+    """True if this line calls collectives of several sizes one after the other, as for the files of a checkpoint."""
     if met.other is None or met.call is None:
         return False
-    before = [each for each in _before(evidence, met.other, met.call) if same_line(each.line, met.call.line)]
-    return len({each.elements for each in before}) > 1
+    calls = [*_before(evidence, met.other, met.call), met.call]
+    before = {each.elements for each in calls[:-1] if same_line(each.line, met.call.line)}
+    loop = innermost_loop(met.call.line) if met.call.line is not None else None
+    visit = list(itertools.takewhile(lambda each: loop is not None and loop.holds(each.line or _NOWHERE), calls[::-1]))
+    sizes = [each.elements for each in visit if same_line(each.line, met.call.line)]
+    return len(before) > 1 or 1 < len(sizes) == len(set(sizes))
 
 
 def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
