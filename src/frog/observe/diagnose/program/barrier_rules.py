@@ -11,7 +11,7 @@ from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
-from frog.observe.diagnose.program.mismatch_rules import AGREE_FIRST, EVEN_ROUNDS, leaves_loop, passes_alone
+from frog.observe.diagnose.program.parting_words import AGREE_FIRST, EVEN_ROUNDS, leaves_loop, passes_alone
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
 
 _MISSED = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,99}) failed to pass monitoredBarrier", re.IGNORECASE)

@@ -12,7 +12,7 @@ from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place
-from frog.observe.diagnose.program.mismatch_rules import passes_alone
+from frog.observe.diagnose.program.parting_words import passes_alone
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
 
 _ALL_CREATE = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from frog.core.runs.observed import CodeLine
@@ -14,30 +12,33 @@ from frog.observe.diagnose.program.call_origins import origin_of
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     in_one_loop,
-    innermost_loop,
-    is_each_round,
-    is_fixed,
-    is_left_early,
     is_readable,
 )
 from frog.observe.diagnose.program.code_partings import (
     Parting,
-    backward_line,
-    branch_past,
     call_branch,
-    handler_past,
-    holds_stack,
     parting_of,
     stack_of,
-    tests_before,
-    tests_in_loop,
-    ways_out,
-    ways_past,
 )
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
-from frog.observe.diagnose.program.graph_cuts import graph_cuts
+from frog.observe.diagnose.program.parting_words import (
+    AGREE_FIRST,
+    EVEN_BATCHES,
+    EVEN_ROUNDS,
+    SKIP_TOGETHER,
+    has_passed,
+    is_proved,
+    leaves_loop,
+    left_out_of_round,
+    more_than_usual,
+    new_handler,
+    passes_alone,
+    several_sizes,
+    visits_of,
+    way_past,
+)
 from frog.observe.diagnose.program.rank_reports import (
     after_error,
     describe_call,
@@ -46,23 +47,6 @@ from frog.observe.diagnose.program.rank_reports import (
     survived_error,
 )
 
-EVEN_BATCHES = (
-    "give each rank the same number of batches: DistributedSampler with drop_last=True, or a fixed number of steps; "
-    "under DDP, `with model.join():` accepts uneven inputs"
-)
-EVEN_ROUNDS = (
-    "all ranks must run the same number of rounds of a loop that communicates: all-reduce the number (MAX) first, and "
-    "let ranks without data take part with empty rounds; decide on one rank and broadcast when to leave a loop\n"
-    + EVEN_BATCHES
-)
-AGREE_FIRST = (
-    "let all ranks take the same branch: decide on one rank and broadcast the decision, or all-reduce a flag; a file, "
-    "a clock, a batch or a random number may differ between ranks"
-)
-SKIP_TOGETHER = (
-    "a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
-    "let all ranks agree first, for example by an all-reduce of a flag"
-)
 _AHEAD = 400
 """Calls after the difference to compare for their order."""
 
@@ -346,7 +330,7 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         return base.with_more(
             fault="skipped", certain=False, finding=f"{differ}: {left_out}", advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}"
         )
-    caught = _new_handler(stack_of(inside), stack_of(outside), block)
+    caught = new_handler(stack_of(inside), stack_of(outside), block)
     if caught is not None and (written := _handler_wrote(evidence, sides, caught)):
         return base.with_more(
             fault="skipped",
@@ -381,16 +365,6 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
     )
 
 
-def _new_handler(inside: Sequence[CodeLine], outside: Sequence[CodeLine], block: Block) -> Block | None:
-    """Return the handler by which an error may have led a rank out of a block; None if the block is one, or without.
-
-    A handler in the block, such as one in a loop, leads out of a round of it, and is a way out of its own.
-    """
-    caught = handler_past(inside, outside) if block.kind not in ("try", "except") else None
-    is_way_out = caught is not None and str(caught) in ways_out(block, inside)
-    return None if is_way_out else caught
-
-
 def _handler_wrote(evidence: Evidence, sides: Sides, handler: Block) -> str:
     """Return the last line of the odd rank's log with the words of a handler; empty if another rank wrote them too."""
     odd, *others = (evidence.ranks[number].last_lines for number in (sides.odd, sides.other))
@@ -411,107 +385,6 @@ def _left_out_of_round(parting: Parting, sides: Sides) -> str:
     is_less = bool(visits) and len(set(visits)) == 1 and last < visits[0]
     habit = f": it made {last} call{'s' * (last != 1)} there, and {visits[0]} each time before" if is_less else ""
     return left_out_of_round(parting, sides.odd, stack_of(sides.other_call), stack_of(sides.odd_call), habit)
-
-
-def left_out_of_round(
-    parting: Parting, left: int, inside: Sequence[CodeLine], outside: Sequence[CodeLine], habit: str
-) -> str:
-    """Return words about a call that a rank left out of a round of a loop; empty if it may as well have left the loop.
-
-    inside, outside: the lines that led to the call of the rank that is in the loop, and of the other one, innermost
-    first. habit: words on the rounds before, which were as many each time; empty if only a loop over constants tells.
-    """
-    loop = parting.block
-    if loop.kind != "loop" or not parting.was_common or is_left_early(loop) or not (habit or is_fixed(loop)):
-        return ""
-    tests = " or ".join(filter(None, (tests_before(loop, inside), ways_out(loop, inside))))
-    caught = handler_past(inside, outside)
-    ways = [f"left out a call in a round of the loop {loop}, by {tests}"] if tests else []
-    if caught is not None and str(caught) not in tests:
-        ways.append(f"left the loop {loop} by an error that {caught} caught")
-    doubt = "" if is_fixed(loop) else "; or the number of its rounds differs between the ranks"
-    return f"rank {left} {', or '.join(ways)}{habit}{doubt}" if ways else ""
-
-
-_LEAST_VISITS = 2
-"""Fewest earlier visits of a loop, all with as many calls, that tell what is usual."""
-
-
-def more_than_usual(loop: Block, calls: list[Call]) -> int | None:
-    """Return by how many calls the last visit of a loop differs from each one before; None if these do not tell."""
-    return change_from_usual(visits_of(loop, calls))
-
-
-def change_from_usual(visits: list[int]) -> int | None:
-    """Return the same for the numbers of calls in the visits of a loop."""
-    *before, last = visits or [0]
-    return last - before[0] if len(before) >= _LEAST_VISITS and len(set(before)) == 1 else None
-
-
-def visits_of(loop: Block, calls: list[Call]) -> list[int]:
-    """Return how many of a rank's calls it made in a loop, for each time that it came there."""
-    return [sum(1 for _ in made) for is_in, made in _in_and_out(loop, calls) if is_in]
-
-
-def _in_and_out(loop: Block, calls: list[Call]) -> Iterator[tuple[bool, Iterator[Call]]]:
-    """Return a rank's calls in groups: those in a loop, one visit after the other, and those elsewhere."""
-    return itertools.groupby(calls, key=lambda call: holds_stack(loop, stack_of(call)))
-
-
-def is_proved(parting: Parting, inside: Call) -> bool:
-    """True if the rank that left a loop made fewer rounds of it, whatever else the program does."""
-    return parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
-
-
-def leaves_loop(
-    parting: Parting, left: int, stayed: int, inside: Sequence[CodeLine], outside: Sequence[CodeLine]
-) -> str:
-    """Return words about a rank that left a loop in which another is.
-
-    inside, outside: the lines that led to the call of the rank that is in the loop, and of the one that left it,
-    innermost first.
-    """
-    loop, caught = parting.block, _new_handler(inside, outside, parting.block)
-    if not parting.was_common:
-        return f"rank {stayed} is in the loop {loop}, which rank {left} did not enter this time, or left earlier"
-    loops = [loop, *parting.around]
-    ways = [words for words in (ways_out(each, inside) for each in loops) if words]
-    leave = f"; a rank can leave {'it' if len(loops) == 1 else 'them'} by {' or '.join(ways)}" if ways else ""
-    if tests := tests_before(loop, inside):
-        leave += f"; or rank {left} left out this call in its last round, by {tests}"
-    if caught:
-        leave += f"; or an error led rank {left} out of it, which {caught} caught"
-    if len(loops) > 1:
-        return (
-            f"rank {left} has left the loops {' and '.join(map(str, loops))}, in which rank {stayed} continues: the "
-            f"number of rounds of one of them differs between the ranks{leave}"
-        )
-    return (
-        f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round: the number of rounds "
-        f"differs between the ranks{leave}"
-    )
-
-
-def has_passed(block: Block, calls: list[Call]) -> bool:
-    """True if one of a rank's calls came from a block."""
-    return any(holds_stack(block, stack_of(call)) for call in calls)
-
-
-def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:
-    """Return words about a branch that only one of two ranks passed."""
-    if block.kind == "except":
-        return f"an error led only rank {inside} into {block}"
-    if block.kind == "try":
-        return f"an error before this call led only rank {outside} into {block}, and it continued from there"
-    if block.kind == "cache":
-        return f"rank {inside} ran {block.function}, whose results are kept ({block}): rank {outside} had this one"
-    if block.kind == "return":
-        when = "" if never else " this time"
-        return f"rank {outside} left {block.function}{when} by {block}, rank {inside} did not"
-    when = "" if never else " this time, although it did before"
-    if block.is_partial:
-        return f"rank {inside} made the call in {block}, rank {outside} left it out{when and ' this time'}"
-    return f"rank {inside} passed {block}, rank {outside} did not{when}"
 
 
 def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
@@ -546,28 +419,6 @@ def _left_its_habit(sides: Sides) -> bool:
     """
     was_there = any(_same(call, sides.odd_call) for call in sides.odd_before)
     return was_there and is_unusual(sides.odd_before, sides.odd_call) is True
-
-
-def way_past(call: Call, instead: Call) -> str:
-    """Name the statements that leave out a call in its loop, or the branch around it. instead: what a rank called."""
-    ways = ways_past(call.line) if call.line is not None else ""
-    branch = branch_past(stack_of(call), stack_of(instead))
-    if not ways and branch is None:
-        handler = handler_past(stack_of(call), stack_of(instead))
-        return f", perhaps by an error that {handler} caught" if handler is not None else by_backward(call)
-    return f", perhaps by {ways}" if ways else f", which is under {branch}"
-
-
-def by_backward(call: Call) -> str:
-    """Say of a call in a hook of a gradient why a rank may leave it out; empty for another call."""
-    line = backward_line(stack_of(call))
-    if line is None:
-        return ""
-    cuts = graph_cuts(stack_of(call))
-    return (
-        f", which the backward{at_place(line)} calls: a parameter or a layer without a gradient does not come to it"
-        + (f", for example after {cuts}" if cuts else "")
-    )
 
 
 def _jumped(sides: Sides) -> bool:
@@ -666,17 +517,6 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
         finding=f"{differ}: another size{_first_dim(sides)}",
         advice="pad to a common size, drop the last uneven batch (drop_last=True), or exchange the sizes first and use "
         "all_to_all or a padded all_gather",
-    )
-
-
-def several_sizes(line: CodeLine | None, odd: int) -> str:
-    """Return words about a line that calls collectives of several sizes, where a rank called another one."""
-    loop, tests = (innermost_loop(line), tests_in_loop(line)) if line is not None else (None, "")
-    where = f"the loop {loop} calls" if loop is not None else "this line calls"
-    if not tests:
-        return f"{where} collectives of several sizes, so probably in another order on rank {odd}"
-    return (
-        f"{where} collectives of several sizes: probably one rank leaves out a call, by {tests}, or its order differs"
     )
 
 

@@ -26,7 +26,7 @@ from frog.observe.diagnose.program.code_partings import (
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import (
+from frog.observe.diagnose.program.parting_words import (
     AGREE_FIRST,
     EVEN_ROUNDS,
     SKIP_TOGETHER,

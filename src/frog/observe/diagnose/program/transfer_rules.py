@@ -16,7 +16,7 @@ from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import passes_alone
+from frog.observe.diagnose.program.parting_words import passes_alone
 from frog.observe.diagnose.program.peer_errors import lost_peers, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
 from frog.observe.diagnose.program.stack_rules import reason_of_absence

@@ -27,8 +27,8 @@ from frog.observe.diagnose.program.code_partings import (
 from frog.observe.diagnose.program.compared_calls import Difference, is_unusual, usual_after
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
-from frog.observe.diagnose.program.mismatch_rules import EVEN_BATCHES, passes_alone, way_past
 from frog.observe.diagnose.program.outside_waits import advice_on_wait, waits_outside
+from frog.observe.diagnose.program.parting_words import EVEN_BATCHES, passes_alone, way_past
 from frog.observe.diagnose.program.peer_errors import saw_a_peer_end, timed_out
 from frog.observe.diagnose.program.rank_reports import (
     after_error,
