@@ -88,6 +88,18 @@ load("a", ready=Cache(path).found())
     )
 
 
+def test_constants_that_a_function_returns_depend_on_its_tests(tmp_path: Path) -> None:
+    program = f"""\
+def is_due(self):
+    if time.monotonic() < self.next:
+        return False
+    return True
+if saver.is_due():
+    dist.barrier(){MARK}
+"""
+    assert words_of(tmp_path, program) == "; the test in line 5 depends on a clock" + MAY
+
+
 @pytest.mark.parametrize(
     ("head", "words"),
     [

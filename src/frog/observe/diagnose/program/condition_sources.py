@@ -170,12 +170,17 @@ class _File:
         ]
 
     def _results(self, name: str) -> Iterator[ast.expr]:
-        """Yield what a function of the file returns or yields."""
+        """Yield what a function of the file returns or yields; if that is a constant such as True, also its tests."""
         for function in self.functions:
-            if function.name == name:
-                for node in ast.walk(function):
-                    if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
-                        yield node.value
+            if function.name != name:
+                continue
+            nodes = list(ast.walk(function))
+            values = [
+                node.value for node in nodes if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None
+            ]
+            yield from values
+            if any(isinstance(value, ast.Constant) for value in values):
+                yield from (node.test for node in nodes if isinstance(node, (ast.If, ast.While)))
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:

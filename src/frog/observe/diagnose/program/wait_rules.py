@@ -219,13 +219,14 @@ def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
             advice="a condition that only one rank meets must not skip a collective: let all ranks agree first, for "
             "example by an all-reduce of a flag",
         )
+    loop = next((loop for frame in stack_of(found.call) if (loop := innermost_loop(frame)) is not None), None)
     return base.with_more(
         fault="batches",
         certain=False,
-        finding=f"{span(over)} left {'its' if len(over) == 1 else 'their'} loop after {times} calls of "
+        finding=f"{span(over)} left {'its' if len(over) == 1 else 'their'} loop{_named(loop)} after {times} calls of "
         f"{found.call.op} at {place(found.call.line)} and "
         f"ended; {span(sorted(found.calls))} began one more and waited: one rank has fewer batches, or skipped one"
-        f"{_perhaps_by(found.call)}",
+        f"{_perhaps_by(found.call)}{source_words(loop) if loop is not None else ''}",
         advice=f"{EVEN_BATCHES}\na `continue` or a caught exception that skips a step on one rank has the same effect",
     )
 
@@ -311,6 +312,10 @@ def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) ->
 def _way(call: Call) -> tuple[tuple[str, int], ...]:
     """Return the lines that led to a call."""
     return tuple((frame.file, frame.line) for frame in call.callers)
+
+
+def _named(loop: Block | None) -> str:
+    return f" ({loop})" if loop is not None else ""
 
 
 def _perhaps_by(call: Call) -> str:
