@@ -1117,3 +1117,32 @@ def test_rank_whose_last_visit_of_a_loop_was_shorter_is_found_in_a_later_visit(t
         in found.finding
     )
     assert found.finding.endswith("a rank can leave it by `if tokens[-1] == eos: break` in line 6")
+
+
+SENDER = """\
+for bucket in buckets(rank):
+    if rank == 0:
+        dist.broadcast(weights, src=0)
+    else:
+        dist.broadcast(received, src=0)
+dist.all_reduce(total)
+"""
+
+
+@pytest.mark.parametrize("other", ["differs", "ended", "elsewhere"])
+def test_test_of_the_rank_that_both_sides_passed_before_is_not_the_cause(tmp_path: Path, other: str) -> None:
+    """The other rank makes its part of the broadcast in a loop of its own, and has left it."""
+    group = Group((0, 1), "1")
+    sends, receives, total = ("broadcast", 9, 3), ("broadcast", 9, 5), ("all_reduce", 1, 6)
+    waits = rank(0, sends, sends, sends, pending=1)
+    left = rank(1, receives, receives, *([total] if other != "ended" else []), pending=int(other != "ended"))
+    if other == "ended":
+        left.state, left.exit_code = "ended", 0
+    of_script(written(tmp_path, SENDER), waits, left)
+    if other == "elsewhere":
+        waits.calls = [changed(call, group=group) for call in waits.calls]
+        left.calls = [*(changed(call, group=group) for call in left.calls[:2]), changed(left.calls[2], seq=1)]
+    found = diagnose_program(evidence(waits, left))
+    assert (found.fault, found.rank, found.certain) == ("batches", 1, False)
+    assert "has left the loop `for bucket in buckets(rank):` in line 1" in found.finding
+    assert "only some ranks pass" not in found.finding

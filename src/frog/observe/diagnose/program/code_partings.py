@@ -60,7 +60,8 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
 
     callers: the ranks that made it. others: all calls of the ranks that did not. A test around an outer line counts
     only if no call of theirs came from its block; if their records have no stacks, only if it names the one caller.
-    before: earlier calls of a caller. A test that it passed before, when the others came too, explains least.
+    before: earlier calls of a caller in this group. A test that it passed before, when the others came too, explains
+    nothing: they call it from another line.
     """
     inner = _rank_block(call.line)
     passed = [frame for each in before if each.done for frame in stack_of(each)]
@@ -75,7 +76,7 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
             continue
         if came or branch.names(list(callers)):
             return Guard(branch, f"{branch} of {PurePath(frame.file).name}")
-    return Guard(inner, str(inner)) if inner is not None else None
+    return None
 
 
 def _rank_block(line: CodeLine | None) -> Block | None:

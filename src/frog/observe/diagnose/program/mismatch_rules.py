@@ -273,7 +273,8 @@ def _at(call: Call) -> tuple[str, int] | None:
 
 def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find a call under a test of the rank that the others never made."""
-    branch = call_branch(sides.odd_call, [sides.odd], [*sides.other_before, *sides.other_calls])
+    others = [*sides.other_before, *sides.other_calls]
+    branch = call_branch(sides.odd_call, [sides.odd], others, sides.odd_before)
     if branch is None or any(same_line(call.line, sides.odd_call.line) for call in sides.other_before):
         return None
     return _base(evidence, found, sides).with_more(

@@ -44,7 +44,7 @@ from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
 from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without, none_inside
 from frog.observe.diagnose.program.torch_mismatch import compared_by_torch
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
-from frog.observe.diagnose.program.wait_rules import absent, all_inside, under_branch
+from frog.observe.diagnose.program.wait_rules import absent, all_inside, left_its_loop, under_branch
 from frog.observe.diagnose.recorded import recorded_findings
 
 _WAITS_S = 5.0
@@ -188,7 +188,7 @@ def waited(evidence: Evidence) -> Diagnosis | None:
     if not evidence.has_failed and not _waited_long(evidence):
         return None
     found = [without_transfers(evidence, each) for each in differences(evidence) if each.kind == "absent"]
-    explained = (rule(evidence, difference) for rule in (under_branch, absent) for difference in found)
+    explained = (rule(evidence, difference) for rule in (under_branch, left_its_loop, absent) for difference in found)
     return next((diagnosis for diagnosis in explained if diagnosis is not None), None)
 
 

@@ -28,7 +28,7 @@ from frog.observe.diagnose.program.compared_calls import Difference, is_unusual,
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
 from frog.observe.diagnose.program.outside_waits import advice_on_wait, waits_outside
-from frog.observe.diagnose.program.parting_words import EVEN_BATCHES, passes_alone, way_past
+from frog.observe.diagnose.program.parting_words import EVEN_BATCHES, EVEN_ROUNDS, passes_alone, way_past
 from frog.observe.diagnose.program.peer_errors import saw_a_peer_end, timed_out
 from frog.observe.diagnose.program.rank_reports import (
     after_error,
@@ -127,7 +127,8 @@ def _branch_around(evidence: Evidence, found: Difference) -> Guard | None:
     """Return the test of the rank around a call that the absent ranks did not make."""
     others = [call for each in found.absent for call in evidence.ranks[each].calls]
     first = evidence.ranks[min(found.calls)]
-    return call_branch(found.call, found.calls, others, [call for call in first.calls if call.seq < found.seq])
+    before = [call for call in first.by_group().get(found.group, []) if call.seq < found.seq]
+    return call_branch(found.call, found.calls, others, before)
 
 
 def _works(rank: RankEvidence) -> bool:
@@ -163,6 +164,30 @@ def _has_called(rank: RankEvidence, found: Difference) -> bool:
 
 def _count(rank: RankEvidence, found: Difference) -> int:
     return sum(same_line(call.line, found.call.line) for call in rank.calls if call.group == found.group)
+
+
+def left_its_loop(evidence: Evidence, found: Difference) -> Diagnosis | None:
+    """Find a rank that made its calls of a group in a loop of its own, from another line, and has left that loop."""
+    waiting = {call.seq: call for call in evidence.ranks[min(found.calls)].by_group().get(found.group, [])}
+    for number in found.absent:
+        rank = evidence.ranks[number]
+        made = rank.by_group().get(found.group, [])
+        met = waiting.get(made[-1].seq) if made else None
+        if met is None or not same_line(met.line, found.call.line) or same_line(met.line, made[-1].line):
+            continue
+        now = stack_of(rank.pending[0]) if rank.pending else () if _is_finished(rank) else _user_stack(rank)
+        loops = [loop for frame in stack_of(made[-1]) if (loop := innermost_loop(frame)) and not holds_stack(loop, now)]
+        if loops and (now or _is_finished(rank)):
+            times = sum(holds_stack(loops[0], stack_of(call)) for call in made)
+            return _base(evidence, found, number).with_more(
+                fault="batches",
+                certain=False,
+                finding=f"{_waits(evidence, found)}; rank {number}, which calls it at {place(made[-1].line)}, has left "
+                f"the loop {loops[0]} after {times} calls there: the number of rounds differs between the ranks"
+                f"{source_words(loops[0])}",
+                advice=EVEN_ROUNDS,
+            )
+    return None
 
 
 def _finished(evidence: Evidence, found: Difference) -> Diagnosis | None:
