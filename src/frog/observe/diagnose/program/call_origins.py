@@ -76,10 +76,11 @@ def _interrupts(stack: tuple[CodeLine, ...]) -> Origin | None:
         at = stack[number + 1] if number + 1 < len(stack) else None
         if frame.function == "__del__":
             return Origin("freed", frame.function, at)
-        name = re.escape(frame.function)
-        if at is not None and _mentions(frame, rf"\bfinalize\([^)]*\b{name}\b"):
+        if at is None or not frame.function.isidentifier():
+            continue
+        if _mentions(frame.file, rf"\bfinalize\([^)]*\b{frame.function}\b"):
             return Origin("freed", frame.function, at)
-        if at is not None and _mentions(frame, rf"\bsignal\.signal\([^)]*\b{name}\b"):
+        if _mentions(frame.file, rf"\bsignal\.signal\([^)]*\b{frame.function}\b"):
             return Origin("signal", frame.function, at)
     return None
 
@@ -87,24 +88,24 @@ def _interrupts(stack: tuple[CodeLine, ...]) -> Origin | None:
 def _runs_beside(call: Call, calls: Iterable[Call]) -> Origin | None:
     """Find a call whose outermost function is not that of the program, while other calls come from the program."""
     root = _root(call)
-    roots = {_root(each) for each in calls if each.group == call.group} - {None, root}
-    if root is None or root.function == "<module>" or "<module>" not in {each.function for each in roots if each}:
+    if root is None or root[1] == "<module>" or not root[1].isidentifier():
         return None
-    name = re.escape(root.function)
-    if _mentions(root, rf"\batexit\.register\([^)]*\b{name}\b"):
-        return Origin("exit", root.function)
-    return Origin("thread", root.function) if _mentions(root, _STARTS_THREAD.format(name)) else None
+    if not any((_root(each) or root)[1] == "<module>" for each in calls if each.group == call.group):
+        return None
+    file, name = root
+    if _mentions(file, rf"\batexit\.register\([^)]*\b{name}\b"):
+        return Origin("exit", name)
+    return Origin("thread", name) if _mentions(file, _STARTS_THREAD.format(name)) else None
 
 
-def _root(call: Call) -> CodeLine | None:
-    """Return the outermost line that led to a call, without its number; None if it is unknown."""
+def _root(call: Call) -> tuple[str, str] | None:
+    """Return the file and the function of the outermost line that led to a call; None if it is unknown."""
     if not call.callers or len(call.callers) >= _MOST_FRAMES:
         return None
-    outermost = call.callers[-1]
-    return CodeLine(file=outermost.file, line=0, function=outermost.function)
+    return call.callers[-1].file, call.callers[-1].function
 
 
-def _mentions(frame: CodeLine, pattern: str) -> bool:
-    """True if a line of a frame's file has a pattern. A handler is registered where the whole program can be read."""
+def _mentions(file: str, pattern: str) -> bool:
+    """True if a line of a file has a pattern: a function is registered in the file that defines it, or nothing tells."""
     found = re.compile(pattern)
-    return any(found.search(line) for line in source_of(frame.file).lines)
+    return any(found.search(line) for line in source_of(file).lines)

@@ -23,7 +23,7 @@ _KINDS = (
     ("a clock", r"\b(time|time_ns|monotonic|perf_counter|now|utcnow|today)$"),
     ("files", r"\b(exists|is_file|isfile|is_dir|isdir|listdir|scandir|iterdir|r?glob|stat|getmtime|getsize)$"),
     ("free memory", r"\b(virtual_memory|mem_get_info|memory_allocated|memory_reserved|\w*(available|free)_memory)$"),
-    ("the environment", r"\b(getenv|environ|gethostname|getpid|node|cpu_count|device_count)$"),
+    ("the environment", r"\b(get_?env|environ|gethostname|getpid|node|cpu_count|device_count)$"),
     ("numbers of its own data", r"\b(isfinite|isnan|isinf|isclose|allclose|numel|nonzero|argmax|item)$"),
     ("the number of its samples", r"\b(next|iter|qsize)$"),
     (_RANK, r"\b(get_rank|get_local_rank|get_node_local_rank|is_main_process)$"),
