@@ -102,6 +102,12 @@ def test_call_that_interrupts_the_program_names_the_line_at_which_it_came(
     assert ("only some ranks pass `if rank == 0:`" in found.finding) is (fault == "branch")
 
 
+def test_line_that_calls_a_handler_itself_is_an_ordinary_call(tmp_path: Path) -> None:
+    stack = ((3, "drop"), (7, "main"), (10, "<module>"))
+    found = diagnosed(tmp_path, "signal.signal(SIGTERM, drop)", stack, [IN_LOOP, SAVED], [IN_LOOP, IN_LOOP])
+    assert "signal" not in found.finding
+
+
 def test_wait_that_a_freed_object_began_for_a_rank_that_has_ended_says_so(tmp_path: Path) -> None:
     stack = ((3, "__del__"), (7, "main"), (10, "<module>"))
     found = diagnosed(tmp_path, "", stack, [IN_LOOP, SAVED], [IN_LOOP], ended=True)

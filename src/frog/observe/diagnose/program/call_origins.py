@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.program.code_blocks import source_of
+from frog.observe.diagnose.program.code_blocks import source_of, text_of
 from frog.observe.diagnose.program.code_partings import stack_of
 from frog.observe.diagnose.program.evidence import Call, at_place
 
@@ -76,7 +76,7 @@ def _interrupts(stack: tuple[CodeLine, ...]) -> Origin | None:
         at = stack[number + 1] if number + 1 < len(stack) else None
         if frame.function == "__del__":
             return Origin("freed", frame.function, at)
-        if at is None or not frame.function.isidentifier():
+        if at is None or not frame.function.isidentifier() or frame.function in text_of(at):
             continue
         if _mentions(frame.file, rf"\bfinalize\([^)]*\b{frame.function}\b"):
             return Origin("freed", frame.function, at)
@@ -106,6 +106,6 @@ def _root(call: Call) -> tuple[str, str] | None:
 
 
 def _mentions(file: str, pattern: str) -> bool:
-    """True if a line of a file has a pattern: a function is registered in the file that defines it, or nothing tells."""
+    """True if a line of a file has a pattern. A function that another file registers is not found."""
     found = re.compile(pattern)
     return any(found.search(line) for line in source_of(file).lines)
