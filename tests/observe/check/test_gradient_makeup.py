@@ -31,7 +31,7 @@ class Drawn:
             (rank, number, each): [[draw.gauss(0, 1) for _ in range(4)] for _ in range(PARAMETERS)]
             for rank in range(RANKS)
             for number in (1, 2, 3)
-            for each in (0, 1)
+            for each in range(4)
         }
 
     def used(self, number: int, weights: list[float], before: float, rank: int | None) -> list[list[float]]:
@@ -56,16 +56,18 @@ def records(
     alone: bool = False,
     graph: list[Any] = MEAN,
     off: float = 0.0,
+    parameters: int = PARAMETERS,
     **changes: Any,
 ) -> Comparison:
     """Write steps of two ranks whose gradients have these weights, and read them.
 
-    alone: each rank uses its own. off: what is added to the first number. changes: of each step.
+    alone: each rank uses its own. off: what is added to the first number. parameters: how many are held.
+    changes: of each step.
     """
     drawn, same_loss = Drawn(), changes.pop("same_loss", False)
     calls = [BUCKET, *([changes.pop("clip")] if "clip" in changes else [])]
     parameter = {"module": 0, "shape": [4], "dtype": "float32", "trained": True, "ddp": None if alone else [0, 1]}
-    every = [{"names": [f"w{index}"], **parameter} for index in range(PARAMETERS)]
+    every = [{"names": [f"w{index}"], **parameter} for index in range(parameters)]
     held = {"kind": "parameters", "optimizer": 0, "class": "SGD", "made": LINE, "parameters": every}
     for rank in range(RANKS):
         lines = []
@@ -78,17 +80,17 @@ def records(
                     "graph": graph,
                     "loss": 1.0 if same_loss else 1.0 + rank + each,
                     "adds": each > 0,
-                    "brought": {"0": {str(i): drawn.numbers[rank, number, each][i] for i in range(PARAMETERS)}},
+                    "brought": {"0": {str(i): drawn.numbers[rank, number, each][i] for i in range(parameters)}},
                 }
                 for each in range(len(weights))
             ]
             tables = {
-                "gradients": [[7 + number + 100 * rank * alone, 0.5, 1.0]] * PARAMETERS,
-                "before": [10 * rank * alone + number] * PARAMETERS,
-                "weights": [[10 * rank * alone + number + 1, 0.5, 1.0]] * PARAMETERS,
-                "changed": [1.0] * PARAMETERS,
-                "state": [[]] * PARAMETERS,
-                "parts": {str(index): each for index, each in enumerate(used)},
+                "gradients": [[7 + number + 100 * rank * alone, 0.5, 1.0]] * parameters,
+                "before": [10 * rank * alone + number] * parameters,
+                "weights": [[10 * rank * alone + number + 1, 0.5, 1.0]] * parameters,
+                "changed": [1.0] * parameters,
+                "state": [[]] * parameters,
+                "parts": {str(index): each for index, each in enumerate(used[:parameters])},
             }
             lines.append(step(number, **tables, backwards=passes, calls=calls, **changes))
         write(folder, rank, [held, *lines, {"kind": "end", "steps": 3}])
@@ -118,6 +120,12 @@ def test_weights_of_passes_are_found(tmp_path: Path, weights: list[float], befor
 def test_weights_are_those_of_each_rank_if_ranks_do_not_reduce(tmp_path: Path) -> None:
     case = records(tmp_path, [1.0, 0.5], alone=True)
     assert [each.ranks for each in makeup_of(case, case.sampled(0)[1])] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(("off", "found"), [(0.0, True), (1e-2, False)])
+def test_two_parameters_tell_the_weights_of_four_passes(tmp_path: Path, off: float, found: bool) -> None:
+    case = records(tmp_path, [0.25, 0.25, 0.5, 0.5], off=off, parameters=2)
+    assert [makeup.is_even for makeup in makeup_of(case, case.sampled(0)[1])] == [False] * found
 
 
 def test_gradient_that_is_no_such_sum_has_no_weights(tmp_path: Path) -> None:

@@ -71,6 +71,28 @@ def test_ranks_divide_one_data_set(tmp_path: Path, ours: Any, theirs: Any, expec
 
 
 @pytest.mark.parametrize(
+    ("held_out", "theirs", "expected"),
+    [
+        ([24, 25, 26, 27], [28, 29, 30, 31], None),
+        ([12, 24, 25, 26], [0, 1, 30, 31], None),  # too few
+        ([12, 13, 24, 25], [0, 1, 30, 31], ("possible", 9, "evaluates on 4 samples that the other trains on")),
+        ([12, 13, 14, 15], [0, 1, 2, 3], ("likely", 9, "evaluates on 8 samples")),
+        ([12, 13, 14, 15], [0, 1, 2, 14], None),  # one is its own: the data of training are evaluated too
+    ],
+)
+def test_ranks_hold_out_the_same_samples(tmp_path: Path, held_out: Any, theirs: Any, expected: Any) -> None:
+    own = [
+        [
+            *epoch(trained),
+            {"kind": "loader", "loader": 1, "iteration": 0, "line": at(11), "made": at(9)},
+            {"kind": "batch", "step": 3, "loader": 1, "iteration": 0, "batch": 0, "rows": rows},
+        ]
+        for trained, rows in ((batches(0, 4, 8), held_out), (batches(12, 16, 20), theirs))
+    ]
+    check(look(tmp_path, "samples", *own), expected)
+
+
+@pytest.mark.parametrize(
     ("rows", "changes", "expected"),
     [
         (batches(0, 4, 8), {}, None),

@@ -15,6 +15,8 @@ _LEAST_SAMPLES = 8
 """Samples of which all come twice, or are on two ranks, that are no chance."""
 _MOST_OF = 0.8
 """Share of the samples that come as often as there are workers: the last ones may come later."""
+_LEAST_HELD_OUT = 4
+"""Samples that one rank trains on and another holds out, of which none is both on one rank, that are hardly chance."""
 _STREAM = "_InfiniteConstantSampler"
 """The sampler that torch gives to an IterableDataset."""
 
@@ -35,7 +37,7 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
                 ranks=(record.rank,),
                 line=again.made or again.line,
             )
-    found = _once_for_each_worker(case) or _split_by_each_rank(case)
+    found = _once_for_each_worker(case) or _split_by_each_rank(case) or _held_out_by_one_rank(case)
     if found is not None:
         return found
     seen, unknown, beginning = False, False, None
@@ -145,6 +147,42 @@ def _split_by_each_rank(case: Comparison) -> Broken | None:
             line=first.made or first.line,
         )
     return None
+
+
+def _held_out_by_one_rank(case: Comparison) -> Broken | None:
+    """Find samples that one rank evaluates on and another trains on, if each rank itself keeps the two apart.
+
+    Where a program evaluates on what it trains on, or has samples several times, a rank meets its own as often.
+    """
+    for one, other in pairwise(case.ranks):
+        mine, theirs = case.records[one], case.records[other]
+        trained, held_out = zip(_trained_and_held_out(mine), _trained_and_held_out(theirs), strict=True)
+        common = (trained[0] & held_out[1]) | (trained[1] & held_out[0])
+        apart = not any(ours & held for ours, held in zip(trained, held_out, strict=True))
+        if not apart or len(common) < _LEAST_HELD_OUT or not case.in_data_group(one, other):
+            continue
+        evaluated = next((each for each in mine.loaders if not _trains_in(mine, each)), None)
+        return Broken(
+            f"of ranks {one} and {other}, one evaluates on {len(common)} samples that the other trains on, although "
+            "neither evaluates on its own: each has drawn a split for itself, so that what one holds out the model "
+            "has seen",
+            "likely" if len(common) >= _LEAST_SAMPLES else "possible",
+            "draw the split with the same generator on all ranks: "
+            "`random_split(..., generator=torch.Generator().manual_seed(seed))`",
+            step=1,
+            ranks=(one, other),
+            line=(evaluated.made or evaluated.line) if evaluated is not None else None,
+        )
+    return None
+
+
+def _trained_and_held_out(record: RankRecord) -> tuple[set[int], set[int]]:
+    """Return the samples of the DataLoaders that train, and those of the other DataLoaders."""
+    train = {each.loader for each in record.loaders if _trains_in(record, each)}
+    found: tuple[set[int], set[int]] = set(), set()
+    for batch in record.batches if train else []:
+        found[batch.loader not in train].update(batch.rows or ())
+    return found
 
 
 def _first_epoch(record: RankRecord) -> Loader | None:

@@ -23,6 +23,8 @@ _ROUNDINGS = 4
 """Roundings of an element besides one for each addition: of a division, of clipping, of the dot product."""
 _DEVIATIONS = 10.0
 _MOST_PASSES = 16
+_MORE_ROWS = 3
+"""Equations beyond the weights: each that a wrong sum meets up to rounding is a chance of 1 in 10,000."""
 _RESOLVED = 0.05
 """Largest error of a weight, as a share of an equal one's, with which it is used."""
 
@@ -108,7 +110,7 @@ def _weights(
         if size:
             rows += [[part[place] / size for part in each] for place in range(len(used[index]))]
             right += [value / size for value in used[index]]
-    if not rows or len(rows) < 2 * len(rows[0]) + 2:
+    if not rows or len(rows) < len(rows[0]) + _MORE_ROWS:
         return None
     solved = least_squares(rows, right)
     if solved is None:
