@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
 
-from frog.core.units import some_of, span
+from frog.core.units import some_of
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
 from frog.observe.check.makeup_checks import never_cleared
-from frog.observe.check.rank_records import Call, Module, Parameter, RankRecord, Step
+from frog.observe.check.mode_checks import autocast_reaches, evaluation_mode, evaluations
+from frog.observe.check.rank_records import Call, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
+from frog.observe.check.tied_weights import tied_weights
 
 _STEPS_WITHOUT = 3
 """Steps without a gradient from which on a parameter counts as unused."""
@@ -44,152 +44,6 @@ def gradients_cleared(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable("no optimizer took a second step")
     return never_cleared(case)
-
-
-def evaluation_mode(case: Comparison) -> Broken | None:
-    """Find training forwards in evaluation mode after some in training mode."""
-    case.require_steps()
-    seen = False
-    for record in case.records.values():
-        trained: dict[int, int] = {}
-        for step in record.steps:
-            if not step.backwards:
-                continue
-            training = {forward.module for forward in step.forwards if forward.grad and forward.training}
-            for forward in step.forwards:
-                if not forward.grad:
-                    continue
-                module = record.modules.get(forward.module)
-                seen = True
-                if forward.unset is not None:
-                    return Broken(
-                        f"the forward at {forward.line} trains a model whose own `train()`, at {forward.unset}, was "
-                        "never called: what it does, such as freezing layers, has not been done",
-                        "likely",
-                        "call `model.train()` before the first step",
-                        step=step.number,
-                        ranks=(record.rank,),
-                        line=forward.line,
-                    )
-                if forward.training:
-                    trained.setdefault(forward.module, step.number)
-                elif forward.module in trained and forward.module not in training and module and module.modes:
-                    return Broken(
-                        f"since step {step.number}, the model is in evaluation mode while it trains on rank "
-                        f"{record.rank}, at {forward.line}: dropout is off and batch norm does not learn",
-                        "likely",
-                        "call `model.train()` after each evaluation",
-                        step=step.number,
-                        ranks=(record.rank,),
-                        line=forward.line,
-                    )
-    if not seen:
-        raise NotObservable("no forward of a module was seen before a backward pass")
-    return _evaluates_on_some_ranks(case) or _never_trains(case)
-
-
-def _never_trains(case: Comparison) -> Broken | None:
-    """Find a model that no rank ever has in training mode."""
-    for record in case.records.values():
-        forwards = [each for step in record.steps if step.backwards for each in step.forwards if each.grad]
-        module = record.modules.get(forwards[0].module) if forwards else None
-        if module is None or not module.modes or any(each.training for each in forwards) or len(record.steps) < 3:
-            return None
-    record = case.any
-    line = next(each.line for step in record.steps if step.backwards for each in step.forwards if each.grad)
-    return Broken(
-        f"the model is in evaluation mode in all steps, at {line}: dropout is off and batch norm does not learn",
-        "possible",
-        "call `model.train()` before the first step, unless it is meant: from_pretrained() returns a model in "
-        "evaluation mode, and Lightning keeps the mode",
-        step=1,
-        ranks=(record.rank,),
-        line=line,
-    )
-
-
-def _evaluates_on_some_ranks(case: Comparison) -> Broken | None:
-    """Find replicas of which some train in evaluation mode and others do not."""
-    for replica in case.replicas[:1]:
-        for moment in case.moments(replica.optimizer):
-            modes = {
-                rank: forward
-                for rank, step in moment.of.items()
-                for forward in step.forwards[-1:]
-                if forward.grad and case.records[rank].modules[forward.module].modes
-            }
-            still = [rank for rank, forward in modes.items() if not forward.training]
-            if still and len(still) < len(modes):
-                line = modes[still[0]].line
-                return Broken(
-                    f"in step {moment.step}, the model is in evaluation mode on {span(still)}, at {line}, and in "
-                    "training mode on other ranks: dropout and batch norm differ between replicas",
-                    "likely",
-                    "call `model.train()` after each evaluation, also after one before the first step and on the ranks "
-                    "that evaluate alone",
-                    step=moment.step,
-                    ranks=tuple(still),
-                    line=line,
-                )
-    return None
-
-
-def evaluations(case: Comparison) -> Broken | None:
-    """Find evaluations that draw random numbers, or that use an estimate which only training improves."""
-    seen = False
-    for record in case.records.values():
-        for step in record.steps:
-            for forward in step.forwards:
-                seen = seen or not forward.training
-                if forward.early:
-                    finding = (
-                        f"the forward at {forward.line} evaluates a spectral norm before the first training forward"
-                    )
-                    advice = "evaluate after training forwards: until then the norm is estimated at random"
-                elif forward.noisy:
-                    finding = f"the forward at {forward.line} draws random numbers in evaluation mode"
-                    advice = (
-                        "is it meant, as sampling is? A dropout that is called as a function needs "
-                        "`training=self.training`"
-                    )
-                else:
-                    continue
-                return Broken(
-                    f"step {step.number} on rank {record.rank}: {finding}",
-                    "possible",
-                    advice,
-                    step=step.number,
-                    ranks=(record.rank,),
-                    line=forward.line,
-                )
-    if not seen:
-        raise NotObservable("no forward in evaluation mode was seen before a step")
-    return None
-
-
-def autocast_reaches(case: Comparison) -> Broken | None:
-    """Find forwards under autocast of which no layer computes in half precision."""
-    case.require_steps()
-    seen = False
-    for record in case.records.values():
-        for step in record.steps:
-            for forward in step.forwards:
-                seen = seen or forward.lowered is not None
-                if forward.lowered is False:
-                    others = any(each.lowered for each in step.forwards)
-                    return Broken(
-                        f"the forward at {forward.line} is called under autocast, and all of its linear layers and "
-                        "convolutions return float32: autocast does not reach them",
-                        "possible" if others else "likely",
-                        "look for a region inside of it that turns autocast off, or for a function that was traced or "
-                        "transformed outside of autocast",
-                        step=step.number,
-                        ranks=(record.rank,),
-                        line=forward.line,
-                    )
-    if not seen:
-        raise NotObservable("no linear layer or convolution ran under autocast")
-    return None
 
 
 def initialized_once(case: Comparison) -> Broken | None:
@@ -392,120 +246,6 @@ def _not_tiny(steps: list[Step], index: int) -> bool:
     return True
 
 
-def tied_weights(case: Comparison) -> Broken | None:
-    """Find an embedding and an output layer that began equal and came apart."""
-    case.require_steps()
-    seen = False
-    for record in case.records.values():
-        for module in record.modules.values():
-            if module.untied is not None and _trains(record, module):
-                name, made = module.untied
-                return Broken(
-                    f"{name} is a tensor of its own, although the model's configuration ties it to the embedding "
-                    "(tie_word_embeddings): a file that is loaded ties them again, and one of both is lost",
-                    "likely",
-                    "call `model.tie_weights()` after a head or an embedding was replaced, or set "
-                    "`config.tie_word_embeddings = False`",
-                    step=1,
-                    ranks=(record.rank,),
-                    line=made,
-                )
-        for optimizer, table in record.tables.items():
-            steps = record.sampled(optimizer)
-            for one, other in _alike(table.parameters):
-                first = next((step for step in steps if step.step == 1), None)
-                if first is None or first.before[one] is None or first.before[one] != first.before[other]:
-                    continue
-                seen = True
-                apart = next((step for step in steps if step.weight_bits(one) != step.weight_bits(other)), None)
-                if apart is None:
-                    continue
-                names = [case.name(optimizer, index, record.rank) for index in (one, other)]
-                return Broken(
-                    f"{names[0]} and {names[1]} were equal when training began and differ since step {apart.step}: "
-                    "two tensors where one was meant",
-                    "likely",
-                    "tie the weights again after wrapping, sharding or loading: `head.weight = embedding.weight`, "
-                    "and check with `is`",
-                    step=apart.step,
-                    ranks=(record.rank,),
-                    line=table.parameters[other].made or table.made,
-                )
-    for embedding, head in _ends_of_pipelines(case):
-        seen = True
-        broken = _no_longer_shared(case, embedding, head)
-        if broken is not None:
-            return broken
-    if not seen:
-        raise NotObservable("no embedding began equal to another layer's separate tensor")
-    return None
-
-
-@dataclass(frozen=True)
-class _End:
-    """A parameter of one rank."""
-
-    record: RankRecord
-    optimizer: int
-    index: int
-    parameter: Parameter
-
-    @property
-    def steps(self) -> list[Step]:
-        return self.record.sampled(self.optimizer)
-
-    @property
-    def is_embedding(self) -> bool:
-        return "Embedding" in self.parameter.owner
-
-
-def _ends_of_pipelines(case: Comparison) -> list[tuple[_End, _End]]:
-    """Return embeddings and other layers that began as equal tensors on ranks which send each other messages."""
-    begun: dict[int, list[_End]] = {}
-    for record in case.records.values() if case.has_messages else ():
-        for optimizer, table in record.tables.items():
-            first = next((step for step in record.sampled(optimizer) if step.step == 1), None)
-            before = first.before if first is not None else []
-            for index, (parameter, bits) in enumerate(zip(table.parameters, before, strict=False)):
-                if bits and not parameter.constant:
-                    begun.setdefault(bits, []).append(_End(record, optimizer, index, parameter))
-    return [
-        (one, other)
-        for alike in begun.values()
-        for one, other in product(alike, alike)
-        if one.is_embedding and not other.is_embedding and one.record is not other.record
-    ]
-
-
-def _no_longer_shared(case: Comparison, first: _End, last: _End) -> Broken | None:
-    """Report the step from which the two ends of a pipeline have different weights."""
-    pairs = zip(first.steps, last.steps, strict=False)
-    apart = next((one for one, two in pairs if one.weight_bits(first.index) != two.weight_bits(last.index)), None)
-    if apart is None:
-        return None
-    names = [case.name(end.optimizer, end.index, end.record.rank) for end in (first, last)]
-    ranks = first.record.rank, last.record.rank
-    return Broken(
-        f"{names[0]} on rank {ranks[0]} and {names[1]} on rank {ranks[1]} were equal when training began and differ "
-        f"since step {apart.step}: the two ends of the pipeline no longer share them",
-        "likely",
-        "add the gradients of both ends in each step, and only then divide or scatter them over data ranks",
-        step=apart.step,
-        ranks=ranks,
-        line=last.parameter.made,
-    )
-
-
-def _alike(parameters: list[Parameter]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of an embedding and another layer's parameter of the same shape."""
-    for one, embedding in enumerate(parameters):
-        if "Embedding" not in embedding.owner or embedding.constant:
-            continue
-        for other, parameter in enumerate(parameters):
-            if other != one and "Embedding" not in parameter.owner and parameter.shape == embedding.shape:
-                yield one, other
-
-
 def types_of_state(case: Comparison) -> Broken | None:
     """Find weights and moments that are kept in half precision."""
     case.require_steps()
@@ -593,7 +333,7 @@ def trained_layers(case: Comparison) -> Broken | None:
     for record in case.records.values():
         for module in record.modules.values():
             count, learns = module.adapters
-            if count and not learns and _trains(record, module):
+            if count and not learns and record.trains(module):
                 return Broken(
                     f"all {count} tensors of the model's adapters (lora_) are frozen, while others are trained",
                     "likely",
@@ -617,11 +357,6 @@ def trained_layers(case: Comparison) -> Broken | None:
                     line=frozen[0].selected or table.made,
                 )
     return None
-
-
-def _trains(record: RankRecord, module: Module) -> bool:
-    """True if an optimizer holds parameters of an outermost module: others are only read, as a teacher is."""
-    return any(each.module == module.module for table in record.tables.values() for each in table.parameters)
 
 
 def _names_of(parameters: list[Parameter]) -> list[str]:

@@ -400,6 +400,10 @@ class RankRecord:
         """Return an optimizer's steps whose tensors were read."""
         return [step for step in self.steps_of(optimizer) if step.gradients is not None]
 
+    def trains(self, module: Module) -> bool:
+        """True if an optimizer holds parameters of an outermost module: others are only read, as a teacher is."""
+        return any(each.module == module.module for table in self.tables.values() for each in table.parameters)
+
     def batches_of(self, loader: Loader) -> list[Batch]:
         """Return the batches of an iteration over a DataLoader."""
         return self._batches_by_iteration.get((loader.loader, loader.iteration), [])

@@ -1,0 +1,324 @@
+"""The rule on the gradients of replicas: equal when the optimizer uses them, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from frog.core.units import span
+from frog.observe.check.comparison import Comparison, Moment, Replica
+from frog.observe.check.rank_records import Backward, Call, Parameter, Place, Step
+from frog.observe.check.replica_evidence import differs, line_of_call, made_at, names_of, replicas_of, values_of
+from frog.observe.check.rule import Broken, Sure
+
+_SAME_FACTOR = 1e-5
+"""Largest relative difference between the ratios of several norms that counts as one factor; float32 keeps 6e-8."""
+
+
+def gradients_when_used(case: Comparison) -> Broken | None:
+    """Find gradients that differ between replicas when the optimizer uses them."""
+    moment, different = _first_different(case)
+    if moment is None:
+        return None
+    found = _different_gradients(case, moment, different)
+    if found.sure == "certain" and _averages_later(case, different):
+        return replace(found, sure="possible", advice=f"{found.advice}. Local SGD, which averages weights, may do this")
+    return found
+
+
+def _averages_later(case: Comparison, different: list[Replica]) -> bool:
+    """True if the program itself also reduces replicas in DDP: as many elements as they have, between two steps."""
+    if not all(case.is_ddp(replica) for replica in different):
+        return False
+    elements: dict[int, int] = {}
+    for number, call in case.any.calls("all_reduce"):
+        elements[number] = elements.get(number, 0) + call.elements
+    parameters = (case.parameter(replica.optimizer, replica.index) for replica in different)
+    return max(elements.values(), default=0) >= sum(each.numel for each in parameters if each is not None)
+
+
+def _different_gradients(case: Comparison, moment: Moment, different: list[Replica]) -> Broken:
+    replica = different[0]
+    all_of_it = [each for each in case.replicas if each.optimizer == moment.optimizer]
+    who = span([*replica.ranks])
+    what = f"the gradients of {names_of(case, different)} differ between {who} when the optimizer uses them"
+    since = f"since step {moment.step}, "
+    steps = [moment.of[rank] for rank in replica.ranks]
+    known = replica.known
+    evidence = values_of(case, moment, different, "gradients")
+    step = steps[0]
+    if (past := _past_the_wrapper(case, moment, replica)) is not None:
+        return Broken(
+            f"{since}{what}: the forward at {past} calls the module inside DDP, so DDP does not average them",
+            "certain",
+            "call the wrapper, `model(x)`, not `model.module(x)`",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=past,
+            evidence=evidence,
+        )
+    forwards = [forward for step in steps for forward in step.forwards if forward.grad]
+    if known and forwards and all(step.forwards[-1].sync is False for step in steps if step.forwards):
+        line = step.forwards[-1].line
+        return Broken(
+            f"{since}{what}: the last forward before the step, at {line}, is inside DDP's `no_sync`",
+            "certain",
+            "leave `no_sync` for the last micro-batch of each step: its forward and its backward",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=line,
+            evidence=evidence,
+        )
+    moved = _moved_after_wrapping(case, moment, replica)
+    if moved is not None:
+        return Broken(
+            f"{since}{what}: the model was converted or moved at {moved.line} after DDP had wrapped it: that removes "
+            "the hooks with which DDP averages",
+            "certain",
+            "move and convert the model first, and wrap it then: to(), half(), float(), cuda() and cpu() undo it",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=moved.line,
+            evidence=evidence,
+        )
+    parts = _of_parts(case, moment, replica)
+    if parts is not None:
+        why, advice, line = parts
+        return Broken(
+            f"{since}{what}: {why}",
+            "certain" if known else "likely",
+            advice,
+            step=moment.step,
+            ranks=replica.ranks,
+            line=line,
+            evidence=evidence,
+        )
+    changed = _changed_after_backward(case, moment, different) or _other_order(case, moment, different)
+    if changed is not None:
+        return changed
+    backward = step.backwards[-1].line if step.backwards else None
+    if len(different) < len(all_of_it):
+        parameter = case.parameter(replica.optimizer, replica.index)
+        sure: Sure = "certain" if parameter is not None and parameter.ddp is not None else "possible"
+        is_weak = parameter is None or parameter.constant or case.has_exchanges
+        if sure == "possible" and any(each.known for each in all_of_it) and not is_weak:
+            sure = "likely"
+        return Broken(
+            f"{since}{what}, while those of {len(all_of_it) - len(different)} other parameters are equal: these are "
+            "not reduced",
+            sure,
+            "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced "
+            "after DDP was created are not in it. Experts and norms of which each rank has its own may differ",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=(parameter.made if parameter is not None else None) or backward,
+            evidence=evidence,
+        )
+    exchanges = case.reduces or known
+    return Broken(
+        f"{since}{what}: nothing averaged them"
+        + ("" if exchanges else ", and the ranks exchange nothing at all: each trains a model of its own"),
+        "certain" if known else "possible" if _trains_apart(case, moment) else "likely",
+        "wrap the model in DistributedDataParallel, or average each gradient over the ranks before `optimizer.step()`",
+        step=moment.step,
+        ranks=replica.ranks,
+        line=backward or step.line,
+        evidence=evidence,
+    )
+
+
+def _of_parts(case: Comparison, moment: Moment, replica: Replica) -> tuple[str, str, Place | None] | None:
+    """Explain why ranks that have parts of the same layers compute other gradients: other samples, or other noise."""
+    first, *others = replica.ranks
+    if case.is_sharded or not any(case.share_layers(first, other) for other in others):
+        return None
+    for other in (rank for rank in others if case.share_layers(first, rank)):
+        pairs = [
+            (mine, theirs)
+            for mine, theirs in zip(moment.of[first].forwards, moment.of[other].forwards, strict=False)
+            if mine.grad and theirs.grad and mine.rows and theirs.rows
+        ]
+        for mine, theirs in pairs:
+            who = f"ranks {first} and {other}, which have parts of the same layers,"
+            if not set(mine.rows or ()) & set(theirs.rows or ()):
+                return (
+                    f"{who} train on other samples, at {mine.line}",
+                    "give all ranks that share a model the same batch: divide the samples by the rank in the data "
+                    "group, not by the rank in the world. With parts of a sequence, add these gradients",
+                    mine.line,
+                )
+            if mine.rows == theirs.rows and mine.draws and theirs.draws and mine.random != theirs.random:
+                return (
+                    f"{who} draw other random numbers for the same samples in the forward at {mine.line}, such as "
+                    "those of dropout",
+                    "seed ranks that share a model alike: with the rank in the data group, not in the world; only "
+                    "inside of divided layers may masks differ",
+                    mine.line,
+                )
+    return None
+
+
+def _trains_apart(case: Comparison, moment: Moment) -> bool:
+    """True if the ranks' trainings may differ on purpose: other settings, as in a sweep, equal batches, of which
+    replicas gain nothing, or some samples in common and some not, as the folds of a cross-validation have.
+    """
+    rates = {tuple(step.lr) for step in moment.of.values()}
+    rows = {
+        str([forward.rows for forward in step.forwards if forward.grad and forward.rows]) for step in moment.of.values()
+    }
+    if len(rates) > 1 or rows == {"[]"} or len(rows) == 1:
+        return True
+    samples = [{row for batch in record.batches for row in batch.rows or ()} for record in case.records.values()]
+    return any(one & other and one != other for one, other in pairwise(samples))
+
+
+def _first_different(case: Comparison) -> tuple[Moment | None, list[Replica]]:
+    """Return the first step in which gradients of replicas differ, and the replicas."""
+    replicas = replicas_of(case)
+    for moment in case.all_sampled():
+        own = [each for each in replicas if each.optimizer == moment.optimizer and set(each.ranks) <= set(moment.of)]
+        different = [
+            each for each in own if differs(moment, each, Step.gradient_bits) and not _stay_equal(moment, each)
+        ]
+        if different:
+            return moment, different
+    return None, []
+
+
+def _past_the_wrapper(case: Comparison, moment: Moment, replica: Replica) -> Place | None:
+    """Return the line of a training forward of a module whose DDP wrapper was not called in the same step."""
+    for rank in replica.ranks:
+        modules = case.records[rank].modules
+        training = [forward for forward in moment.of[rank].forwards if forward.grad]
+        inside = [forward for forward in training if modules[forward.module].inside is not None]
+        wrapped = [forward for forward in training if modules[forward.module].wrapper == "ddp"]
+        if inside and not wrapped:
+            return inside[-1].line
+    return None
+
+
+def _moved_after_wrapping(case: Comparison, moment: Moment, replica: Replica) -> Call | None:
+    """Return the call that gave DDP's parameters another type or device, if none has wrapped them again."""
+    rank = replica.ranks[0]
+    calls = [call for number, call in case.records[rank].calls("moved", "ddp") if number <= moment.of[rank].number]
+    return calls[-1] if calls and calls[-1].call == "moved" and case.is_ddp(replica) else None
+
+
+def _changed_after_backward(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
+    """Report gradients that were equal after the backward pass and were changed by each rank for itself."""
+    replica = different[0]
+    last: dict[int, Backward] = {
+        rank: moment.of[rank].backwards[-1] for rank in replica.ranks if moment.of[rank].backwards
+    }
+    if set(last) != set(replica.ranks):
+        return None
+    before = {rank: backward.bits.get(moment.optimizer) for rank, backward in last.items()}
+    if any(bits is None or replica.index >= len(bits) for bits in before.values()):
+        return None
+    own = {rank: bits[replica.index] for rank, bits in before.items() if bits is not None}
+    if len(set(own.values())) > 1 or None in own.values():
+        return None
+    first = replica.ranks[0]
+    factors = {rank: _factor(moment.of[rank], moment.of[first], different) for rank in replica.ranks[1:]}
+    other = next((rank for rank, factor in factors.items() if factor is None or abs(factor - 1) > _SAME_FACTOR), None)
+    factor = factors.get(other) if other is not None else None
+    clip = line_of_call(moment, list(replica.ranks), "clip")
+    outside = _not_reduced(case, moment, replica, before) if clip else None
+    if outside is not None:
+        return Broken(
+            f"since step {moment.step}, the gradient of {case.name(replica.optimizer, outside)} is not reduced: it "
+            f"differs between {span([*replica.ranks])}, and so does the norm by which each clips, at {clip}",
+            "certain" if replica.known else "likely",
+            "put the module that has it into the wrapper too, or reduce its gradient before clipping",
+            step=moment.step,
+            ranks=replica.ranks,
+            line=made_at(case, replace(replica, index=outside)) or clip,
+            evidence=values_of(case, moment, [replace(replica, index=outside), *different[:1]], "gradients"),
+        )
+    begin, end = last[first].line, moment.of[first].line
+    ratio = f"; those of rank {other} are {factor:.6g} times those of rank {first}" if factor is not None else ""
+    return Broken(
+        f"since step {moment.step}, the gradients of {names_of(case, different)} differ between "
+        f"{span([*replica.ranks])} when the optimizer uses them, although they were equal after the backward pass at "
+        f"{begin}{ratio}: "
+        + (
+            f"they are clipped at {clip} by a norm of the rank's own" if clip else "each rank scaled or changed its own"
+        ),
+        "certain" if replica.known else "likely",
+        "clip by the norm over all ranks' gradients"
+        if clip
+        else f"look between {begin} and {end}: use the same scale on all ranks, and let all ranks decide together",
+        step=moment.step,
+        ranks=tuple(rank for rank in replica.ranks if rank == other) or replica.ranks,
+        line=clip or line_of_call(moment, [first], "gradient_written") or end,
+        evidence=values_of(case, moment, different, "gradients"),
+    )
+
+
+def _not_reduced(
+    case: Comparison, moment: Moment, replica: Replica, left: dict[int, list[int | None] | None]
+) -> int | None:
+    """Return a parameter next to the replicas whose gradients differ between ranks after the backward pass."""
+    held = {each.index for each in case.replicas if each.optimizer == moment.optimizer}
+    table = case.any.tables.get(moment.optimizer)
+    for index, parameter in enumerate(table.parameters if table is not None else ()):
+        if index in held or parameter.mesh is not None or not parameter.names:
+            continue
+        bits = {values[index] if values is not None and index < len(values) else None for values in left.values()}
+        same = {(tuple(each.names), tuple(each.shape)) for each in _on(case, replica, index)}
+        if len(bits) > 1 and None not in bits and len(same) == 1:
+            return index
+    return None
+
+
+def _on(case: Comparison, replica: Replica, index: int) -> Iterator[Parameter]:
+    """Yield a parameter of an optimizer on each rank of a replica."""
+    for rank in replica.ranks:
+        parameter = case.parameter(replica.optimizer, index, rank)
+        if parameter is not None:
+            yield parameter
+
+
+def _other_order(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
+    """Report gradients of which all ranks hold the same, but for other parameters."""
+    ranks = different[0].ranks
+    bits = {rank: [moment.of[rank].gradient_bits(each.index) for each in different] for rank in ranks}
+    held = {rank: sorted(values, key=str) for rank, values in bits.items()}
+    if len(different) < 2 or len({str(values) for values in held.values()}) > 1 or None in bits[ranks[0]]:
+        return None
+    line = line_of_call(moment, list(ranks), "all_reduce") or moment.of[ranks[0]].line
+    return Broken(
+        f"since step {moment.step}, all ranks hold the same gradients, but for other parameters: "
+        f"{names_of(case, different)} are exchanged, since the ranks reduce them in another order at {line}",
+        "certain",
+        "reduce in the order of a list, as `model.parameters()` gives it: a set has another order in each process",
+        step=moment.step,
+        ranks=ranks,
+        line=line,
+        evidence=values_of(case, moment, different, "gradients"),
+    )
+
+
+def _factor(step: Step, base: Step, different: list[Replica]) -> float | None:
+    """Return the one factor between two ranks' gradients; None if there is none."""
+    ratios = []
+    for replica in different:
+        one, other = step.gradient(replica.index), base.gradient(replica.index)
+        if one is not None and other is not None and one.norm and other.norm:
+            ratios.append(one.norm / other.norm)
+    if not ratios or max(ratios) - min(ratios) > _SAME_FACTOR * max(ratios):
+        return None
+    return ratios[0]
+
+
+def _stay_equal(moment: Moment, replica: Replica) -> bool:
+    """True if a step that changes weights leaves them equal: the optimizer has used something else than was recorded.
+
+    A DTensor's gradient may still be a partial sum on each rank; the optimizer adds it up.
+    """
+    steps = [moment.of[rank] for rank in replica.ranks]
+    weights = {step.weight_bits(replica.index) for step in steps}
+    return (
+        len(weights) == 1 and None not in weights and all(step.before[replica.index] not in weights for step in steps)
+    )
