@@ -165,10 +165,11 @@ def run_all(runs: list[Run], folder: Path) -> None:
 
 def broken(folder: Path, run: Run) -> list[dict[str, Any]]:
     """Return the rules that a run breaks, as `frog check --json` has them."""
-    from frog.observe.check.against_one import RULES_AGAINST_ONE, against_one
+    from frog.observe.check.against_one import against_one
     from frog.observe.check.answers import answers_as_json, answers_of
     from frog.observe.check.rank_records import read_records
     from frog.observe.check.rule import apply_rules
+    from frog.observe.check.rules_against_one import RULES_AGAINST_ONE
 
     many, one, rounded = (read_records(folder / which / run.folder) for which in RUNS)
     against = apply_rules(RULES_AGAINST_ONE, against_one(many, one[0], rounded[0])) if one and rounded else []

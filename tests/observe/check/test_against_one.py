@@ -15,8 +15,8 @@ from torch import nn
 from frog.cli import main
 from frog.core.config import StrategyConfig, load_run_config
 from frog.core.errors import RunError, UsageError
-from frog.observe.check import against_one
-from frog.observe.check.against_one import RULES_AGAINST_ONE, Against, copies_of
+from frog.observe.check import against_one, rules_against_one
+from frog.observe.check.against_one import Against, copies_of
 from frog.observe.check.program_arguments import arguments_alone, arguments_for, require_batch_size
 from frog.observe.check.rank_records import (
     Backward,
@@ -32,6 +32,7 @@ from frog.observe.check.rank_records import (
     Sums,
 )
 from frog.observe.check.rule import apply_rules
+from frog.observe.check.rules_against_one import RULES_AGAINST_ONE, scope
 from frog.observe.hook.frog_observer import module_facts, module_sums
 
 EXACT = 1e-12
@@ -169,13 +170,13 @@ def test_weights_at_the_start_must_be_equal_whatever_the_third_run_changed() -> 
 
 
 def test_what_was_compared_is_said() -> None:
-    assert against_one.scope(compare(1.0, 1.0, 1.0 + 1e-5, "gradient_sums")) == (
+    assert scope(compare(1.0, 1.0, 1.0 + 1e-5, "gradient_sums")) == (
         "Compared with one rank, in 1 step: 1 gradient. The largest difference is 0 % of what rounding allows"
     )
-    assert against_one.scope(compare(1.0 + 5e-5, 1.0, 1.0 + 1e-5)) == (
+    assert scope(compare(1.0 + 5e-5, 1.0, 1.0 + 1e-5)) == (
         "Compared with one rank, in 1 step: 1 output of modules. The largest difference is 50 % of what rounding allows"
     )
-    assert against_one.scope(compare(2.0, 1.0, 1.0 + 1e-5)) == "Compared with one rank, in 1 step: 1 output of modules"
+    assert scope(compare(2.0, 1.0, 1.0 + 1e-5)) == "Compared with one rank, in 1 step: 1 output of modules"
 
 
 def test_comparison_ends_where_rounding_decides() -> None:
@@ -338,7 +339,7 @@ def test_parts_that_nothing_adds_are_named(second: float, is_named: bool) -> Non
 def test_gradients_that_differ_by_one_factor_are_told_from_others() -> None:
     def factor(*of: tuple[float, float]) -> float | None:
         found = [against_one._compare("gradient", "", [sums(*each)], sums(1.0), 1e-6) for each in of]
-        return against_one._one_factor([each for each in found if each is not None])
+        return rules_against_one._one_factor([each for each in found if each is not None])
 
     assert factor((2.0, 4.0), (2.0, 4.0)) == pytest.approx(2.0)
     assert factor((2.0, 4.0), (1.0, 1.0)) is None  # two factors

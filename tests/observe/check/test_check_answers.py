@@ -14,9 +14,9 @@ from frog.cli import main
 from frog.core.errors import LaunchError, RunError
 from frog.launch import world
 from frog.launch.node_agents import Options
-from frog.observe.check.against_one import RULES_AGAINST_ONE
 from frog.observe.check.answers import RULES, answers_as_json, answers_of, broken_rules, page
 from frog.observe.check.rank_records import Fingerprint, read_records
+from frog.observe.check.rules_against_one import RULES_AGAINST_ONE
 from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 
 

@@ -8,9 +8,10 @@ import pytest
 from harness import Harness
 from observe.check.divided_programs import CASES, STEPS, Case
 
-from frog.observe.check.against_one import RULES_AGAINST_ONE, Against, against_one
+from frog.observe.check.against_one import Against, against_one
 from frog.observe.check.rank_records import read_records
 from frog.observe.check.rule import apply_rules
+from frog.observe.check.rules_against_one import RULES_AGAINST_ONE
 
 PROGRAMS = Path(__file__).parent / "divided_programs.py"
 RANKS = {"many": 4, "one": 1, "rounded": 1}

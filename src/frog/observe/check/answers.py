@@ -8,10 +8,11 @@ from typing import Any
 
 from frog.core.units import count
 from frog.observe.check import call_checks, data_checks, parameter_checks, replica_checks
-from frog.observe.check.against_one import RULES_AGAINST_ONE, read_against, scope
+from frog.observe.check.against_one import read_against
 from frog.observe.check.comparison import Comparison
 from frog.observe.check.rank_records import RankRecord, read_records
 from frog.observe.check.rule import Answer, Rule, apply_rules
+from frog.observe.check.rules_against_one import RULES_AGAINST_ONE, scope
 
 RULES: tuple[Rule, ...] = (
     *replica_checks.RULES,
