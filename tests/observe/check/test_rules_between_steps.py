@@ -70,25 +70,38 @@ def test_ranks_divide_one_data_set(tmp_path: Path, ours: Any, theirs: Any, expec
     check(look(tmp_path, "samples", *own), expected)
 
 
+def holding_out(trained: list[list[int]], held_out: list[int], later: Lines) -> Lines:
+    """Return an epoch of three steps, a second DataLoader's two batches, and what comes later."""
+    batch = {"kind": "batch", "step": 3, "loader": 1, "iteration": 0}
+    return [
+        *epoch(trained),
+        {"kind": "loader", "loader": 1, "iteration": 0, "line": at(11), "made": at(9)},
+        *({**batch, "batch": place, "rows": held_out[2 * place : 2 * place + 2]} for place in (0, 1)),
+        *later,
+    ]
+
+
+END: Lines = [{"kind": "end", "steps": 3}]
+FORWARD = {"module": 0, "training": False, "grad": False, "line": at(12)}
+
+
 @pytest.mark.parametrize(
-    ("held_out", "theirs", "expected"),
+    ("held_out", "theirs", "later", "expected"),
     [
-        ([24, 25, 26, 27], [28, 29, 30, 31], None),
-        ([12, 24, 25, 26], [0, 1, 30, 31], None),  # too few
-        ([12, 13, 24, 25], [0, 1, 30, 31], ("possible", 9, "evaluates on 4 samples that the other trains on")),
-        ([12, 13, 14, 15], [0, 1, 2, 3], ("likely", 9, "evaluates on 8 samples")),
-        ([12, 13, 14, 15], [0, 1, 2, 14], None),  # one is its own: the data of training are evaluated too
+        ([24, 25, 26, 27], [28, 29, 30, 31], END, None),
+        ([12, 24, 25, 26], [0, 1, 30, 31], END, None),  # too few
+        ([12, 13, 24, 25], [0, 1, 30, 31], END, ("possible", 9, "evaluates on 4 samples that the other trains on")),
+        ([12, 13, 14, 15], [0, 1, 2, 3], END, ("likely", 9, "evaluates on 8 samples")),
+        ([12, 13, 14, 15], [0, 1, 2, 14], END, None),  # one is its own: the data of training are evaluated too
+        ([12, 13, 14, 15], [0, 1, 2, 3], [step(4, forwards=[FORWARD])], ("likely", 9)),
+        ([12, 13, 14, 15], [0, 1, 2, 3], [step(4, forwards=[{**FORWARD, "grad": True}])], None),  # shards that rotate
+        ([12, 13, 14, 15], [0, 1, 2, 3], [{**END[0], "backwards": 1}], None),
     ],
 )
-def test_ranks_hold_out_the_same_samples(tmp_path: Path, held_out: Any, theirs: Any, expected: Any) -> None:
-    own = [
-        [
-            *epoch(trained),
-            {"kind": "loader", "loader": 1, "iteration": 0, "line": at(11), "made": at(9)},
-            {"kind": "batch", "step": 3, "loader": 1, "iteration": 0, "batch": 0, "rows": rows},
-        ]
-        for trained, rows in ((batches(0, 4, 8), held_out), (batches(12, 16, 20), theirs))
-    ]
+def test_ranks_hold_out_the_same_samples(
+    tmp_path: Path, held_out: list[int], theirs: list[int], later: Lines, expected: Any
+) -> None:
+    own = holding_out(batches(0, 4, 8), held_out, later), holding_out(batches(12, 16, 20), theirs, later)
     check(look(tmp_path, "samples", *own), expected)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import Comparison, NotObservable
-from frog.observe.check.rank_records import Forward, Loader, Place, RankRecord
+from frog.observe.check.rank_records import Batch, Forward, Loader, Place, RankRecord
 from frog.observe.check.rule import Broken, Rule
 
 _LEAST_BATCHES = 2
@@ -161,7 +161,8 @@ def _held_out_by_one_rank(case: Comparison) -> Broken | None:
         apart = not any(ours & held for ours, held in zip(trained, held_out, strict=True))
         if not apart or len(common) < _LEAST_HELD_OUT or not case.in_data_group(one, other):
             continue
-        evaluated = next((each for each in mine.loaders if not _trains_in(mine, each)), None)
+        train = _training_loaders(mine)
+        evaluated = next((each for each in mine.loaders if each.loader not in train), None)
         return Broken(
             f"of ranks {one} and {other}, one evaluates on {len(common)} samples that the other trains on, although "
             "neither evaluates on its own: each has drawn a split for itself, so that what one holds out the model "
@@ -177,12 +178,24 @@ def _held_out_by_one_rank(case: Comparison) -> Broken | None:
 
 
 def _trained_and_held_out(record: RankRecord) -> tuple[set[int], set[int]]:
-    """Return the samples of the DataLoaders that train, and those of the other DataLoaders."""
-    train = {each.loader for each in record.loaders if _trains_in(record, each)}
-    found: tuple[set[int], set[int]] = set(), set()
+    """Return the samples of the DataLoaders that train, and those that others gave to an evaluation."""
+    train = _training_loaders(record)
+    trained: set[int] = set()
+    held_out: set[int] = set()
     for batch in record.batches if train else []:
-        found[batch.loader not in train].update(batch.rows or ())
-    return found
+        if batch.loader in train:
+            trained.update(batch.rows or ())
+        elif _is_evaluated(record, batch):
+            held_out.update(batch.rows or ())
+    return trained, held_out
+
+
+def _is_evaluated(record: RankRecord, batch: Batch) -> bool:
+    """True if forwards without gradients follow a batch before the next step; or several batches the last step."""
+    if batch.step < len(record.steps):
+        return any(not forward.grad for forward in record.steps[batch.step].forwards)
+    late = [each for each in record.batches if (each.loader, each.step) == (batch.loader, batch.step)]
+    return len(late) > 1 and record.end is not None and not record.end.backwards
 
 
 def _first_epoch(record: RankRecord) -> Loader | None:
@@ -211,7 +224,7 @@ def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
 
 def _evaluation_loaders(record: RankRecord) -> set[int]:
     """Return the loaders with several batches in an iteration and never a step between them: they do not train."""
-    train = {each.loader for each in record.loaders if _trains_in(record, each)}
+    train = _training_loaders(record)
     several = {each.loader for each in record.loaders if len(record.batches_of(each)) > 1}
     return several - train if record.steps else set()
 
@@ -268,6 +281,10 @@ def order_of_epochs(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable("no DataLoader that shuffles was iterated twice")
     return None
+
+
+def _training_loaders(record: RankRecord) -> set[int]:
+    return {each.loader for each in record.loaders if _trains_in(record, each)}
 
 
 def _trains_in(record: RankRecord, loader: Loader) -> bool:
