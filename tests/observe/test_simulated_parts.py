@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,19 @@ def test_results_are_where_their_arguments_are() -> None:
 def test_tensors_on_different_devices_have_the_error_of_cuda(call: Any, devices: str) -> None:
     with pytest.raises(RuntimeError, match=f"same device, but found at least two devices, {devices}!"):
         call()
+
+
+@pytest.mark.usefixtures("mode")
+def test_copies_meet_also_while_frog_check_watches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a backward pass and the step, `frog check` replaces methods that write gradients."""
+    original = torch.Tensor.copy_
+
+    @functools.wraps(original)
+    def watched(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        return original(tensor, *args)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", watched)
+    assert placement.place_of(on(0, 2).copy_(on(HOST, 2))) == 0
 
 
 @pytest.mark.usefixtures("mode")

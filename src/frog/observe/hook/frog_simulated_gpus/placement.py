@@ -153,7 +153,8 @@ def common_place(func: Any, args: Any, kwargs: Any) -> Place:
     allowed = func not in _STRICT
     full = [where for tensor, where in found if not (allowed and where == HOST and tensor.dim() == 0)]
     places = list(dict.fromkeys(full)) or [HOST]
-    if len(places) > 1 and func not in _MAY_MIX and _caller_is_checked():
+    may_mix = func in _MAY_MIX or getattr(func, "__wrapped__", None) in _MAY_MIX  # frog check wraps some for a while
+    if len(places) > 1 and not may_mix and _caller_is_checked():
         places.sort(key=lambda where: where == HOST)
         text = ", ".join(f"{name_of(where)} {tuple(tensor.shape)}" for tensor, where in found)
         raise RuntimeError(
