@@ -267,3 +267,23 @@ def test_gradients_that_came_and_are_gone_name_the_backward_pass(tmp_path: Path)
     came = {"line": at(8), "graph": [], "loss": 1.0, "brought": {"0": {"0": [1.0, 2.0, 3.0, 4.0]}}}
     steps = [step(number, gradients=[None], backwards=[came]) for number in (1, 2, 3)]
     check(look(tmp_path, "unused", [table(), *steps]), ("likely", 8, "the backward pass at train.py:8 (main) brought"))
+
+
+# ---- weights of other ranks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "used", "expected"),
+    [
+        (("first", "second"), 1001, None),  # the owner sends it
+        (("first", "second"), 7, ("likely", 8, "other weights of second on rank 0")),
+        (("second", "second"), 7, None),  # a shard of the same parameter: the forward gathers it in another type
+    ],
+)
+def test_forward_uses_what_the_owner_has_made(tmp_path: Path, names: Any, used: int, expected: Any) -> None:
+    forward = {"module": 0, "training": True, "grad": True, "line": at(8)}
+    steps = [
+        step(number, forwards=[{**forward, "others": {"second": bits}}]) for number, bits in ((1, 1000), (2, used))
+    ]
+    ranks = [[table(names=[name], ddp=None), *steps] for name in names]
+    check(look(tmp_path, "weights-forward", *ranks), expected)

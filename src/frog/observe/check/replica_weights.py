@@ -200,7 +200,9 @@ def weights_of_the_owners(case: Comparison) -> Broken | None:
     made = _made_by_owners(case)
     for rank, record in case.records.items():
         begun = next((forward.others for step in record.steps[:1] for forward in step.forwards if forward.others), {})
-        shared = [name for name, bits in begun.items() if made.get((0, name)) == {bits}]
+        # where this rank's optimizers have a shard of it, the forward gathers it, maybe in another type
+        own = {name for table in record.tables.values() for each in table.parameters for name in each.names}
+        shared = [name for name, bits in begun.items() if made.get((0, name)) == {bits} and name not in own]
         for before, now in pairwise(record.steps):
             forward = next((each for each in now.forwards if each.others), None)
             if forward is None:
