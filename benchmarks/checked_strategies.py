@@ -113,9 +113,9 @@ def on_rank(folder: Path, world_size: int, names: list[str]) -> None:
 @contextlib.contextmanager
 def recorded(folder: Path) -> Iterator[None]:
     """Record what this rank does into a folder of its own."""
+    from frog_observer.checks.step_recorder import StepRecorder
+    from frog_observer.checks.watched_functions import watch
     from frog_observer.place import find_place
-    from frog_observer.step_recorder import StepRecorder
-    from frog_observer.watched_functions import watch
 
     folder.mkdir(parents=True, exist_ok=True)
     place = find_place({**os.environ, "FROG_RUN_DIR": str(folder)}, os.getpid(), ["python"])

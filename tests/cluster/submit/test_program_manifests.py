@@ -122,14 +122,14 @@ def test_binary_or_large_argument_must_be_on_the_volume(submit: Submit, project:
     assert "long.txt" not in documents(text)["ConfigMap"]["data"]
 
 
-def imported_without_checks(part: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return a part of the observer with everything that it imports, except what only `frog check` starts."""
+def imported(part: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return a part of the observer with everything that it imports."""
     seen |= {part}
     for node in ast.walk(ast.parse((HOOK / f"frog_observer/{part}.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             for name in [node.module] if node.module else [alias.name for alias in node.names]:
-                if name not in seen and name != "checks":
-                    seen = imported_without_checks(name, seen)
+                if name not in seen:
+                    seen = imported(name, seen)
     return seen
 
 
@@ -144,7 +144,7 @@ def test_config_map_has_the_program_and_the_observer(submit: Submit, project: Pa
     with zipfile.ZipFile(BytesIO(files.content("observer.zip"))) as archive:
         names = set(archive.namelist())
     assert {"sitecustomize.py", "frog_observer/__init__.py"} <= names
-    parts = imported_without_checks("__init__") | {"faults", "profiler"}  # which variables of the environment start
+    parts = imported("__init__") | {"faults", "profiler"}  # which variables of the environment start
     assert names == {"sitecustomize.py", *(f"frog_observer/{part}.py" for part in parts)}
     assert submit("--", "my.py")[1] == text, "the same files give the same manifest"
 

@@ -972,9 +972,9 @@ FOLDER = Path()
 @contextlib.contextmanager
 def recorded(folder: Path) -> Iterator[Path]:
     """Record what this rank does into a folder of its own."""
+    from frog_observer.checks.step_recorder import StepRecorder
+    from frog_observer.checks.watched_functions import watch
     from frog_observer.place import find_place
-    from frog_observer.step_recorder import StepRecorder
-    from frog_observer.watched_functions import watch
 
     folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()

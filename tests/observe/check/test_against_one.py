@@ -33,7 +33,7 @@ from frog.observe.check.rank_records import (
 )
 from frog.observe.check.rule import apply_rules
 from frog.observe.check.rules_against_one import RULES_AGAINST_ONE, scope
-from frog.observe.hook.frog_observer import module_facts, module_sums
+from frog.observe.hook.frog_observer.checks import module_facts, module_sums
 
 EXACT = 1e-12
 SHAPES = [(6,), (6, 5), (6, 5, 4), (6, 5, 4, 3), (6, 5, 4, 3, 2)]

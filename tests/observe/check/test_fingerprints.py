@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frog.observe.hook.frog_observer import fingerprints
+from frog.observe.hook.frog_observer.checks import fingerprints
 
 WIDTH, ROWS = fingerprints._WIDTH, fingerprints._ROWS
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from frog.observe.check.rank_records import RankRecord, read_records
-from frog.observe.hook.frog_observer import module_facts, step_recorder, watched_functions
+from frog.observe.hook.frog_observer.checks import module_facts, step_recorder, watched_functions
+from frog.observe.hook.frog_observer.checks.step_recorder import StepRecorder
 from frog.observe.hook.frog_observer.place import Place
-from frog.observe.hook.frog_observer.step_recorder import StepRecorder
 
 
 def place_in(folder: Path) -> Place:

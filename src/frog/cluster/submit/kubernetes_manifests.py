@@ -60,11 +60,6 @@ PROGRAM_PATH = "/program"
 OBSERVER_PATH = "/observer"
 OBSERVER_ZIP = "observer.zip"
 _OBSERVER = ("sitecustomize.py", "frog_observer")
-_OF_CHECKS = (
-    *("checks.py", "fingerprints.py", "gradient_parts.py", "module_facts.py", "module_sums.py", "step_recorder.py"),
-    "watched_functions.py",
-)
-"""Parts of the observer that only `frog check` starts, which no manifest asks for."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time of the archive's entries, so that equal files give an equal archive."""
 
@@ -319,8 +314,8 @@ def _as_shell(words: Iterable[str]) -> str:
 
 def _observer_archive() -> bytes:
     """Return the observer's code as a zip archive, from which Python can import."""
-    every = (path for name in _OBSERVER for path in (HOOK / name, *sorted((HOOK / name).glob("*.py"))))
-    files = [path for path in every if path.name not in _OF_CHECKS]
+    # no manifest starts what is in folders of the observer
+    files = (path for name in _OBSERVER for path in (HOOK / name, *sorted((HOOK / name).glob("*.py"))))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in files:

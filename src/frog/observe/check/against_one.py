@@ -3,7 +3,7 @@
 Three runs are compared: on many ranks, on one, and on one whose weights were changed at the start by as much as
 rounding may change a result. What the third run changes, in each tensor of each step, a correct program may change too.
 
-Each tensor is known by sums (hook/frog_observer/module_sums.py). Those of the ranks add up to those of the whole, or to
+Each tensor is known by sums (the observer's module_sums.py). Those of the ranks add up to those of the whole, or to
 a multiple of it where ranks hold copies; how many copies there are follows from the numbers of elements.
 """
 
@@ -26,7 +26,7 @@ from frog.observe.check.rank_records import Call, Place, RankRecord, Step, Sums,
 AGAINST = "against_one.json"
 """In the run folder of many ranks: the folders of its three runs, by name."""
 WHOLE = "the model"
-"""Name of the outermost module (hook/frog_observer/module_sums.py)."""
+"""Name of the outermost module (the observer's module_sums.py)."""
 CLIPPED_NORM = "the norm before clipping"
 Kind = Literal["start", "output", "gradient", "weight"]
 

@@ -2,7 +2,7 @@
 
 Gradients add up: what an optimizer uses is a sum of what the backward passes of the step have brought on all ranks that
 reduce together, each with its own weight: 1/(ranks x micro-batches) for means. The weights follow from dot products of
-sampled elements, which add up as gradients do (hook/frog_observer/gradient_parts.py), by least squares: it does not
+sampled elements, which add up as gradients do (the observer's gradient_parts.py), by least squares: it does not
 matter what buckets, hooks or buffers of the program a gradient goes through. How far rounding may have moved a weight
 is known too; if the sum does not explain what is used up to rounding, nothing is said.
 """

@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Fingerprint(NamedTuple):
-    """What stands for a tensor (hook/frog_observer/fingerprints.py)."""
+    """What stands for a tensor (the observer's fingerprints.py)."""
 
     bits: int
     sketch: float | None
@@ -240,7 +240,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands for a tensor in any division among ranks (hook/frog_observer/module_sums.py)."""
+    """What stands for a tensor in any division among ranks (the observer's module_sums.py)."""
 
     calls: Count
     dims: list[int]
@@ -271,7 +271,7 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
     """None: not sampled."""
     before: list[int | None] = []
     parts: dict[int, list[float]] = {}
-    """Four dot products of sampled elements of the gradient of some parameters (hook/frog_observer/fingerprints.py)."""
+    """Four dot products of sampled elements of the gradient of some parameters (the observer's fingerprints.py)."""
     weights: list[Fingerprint | None] = []
     changed: list[float | None] = []
     """Which part of the sampled elements with a gradient the step changed, by parameter."""

@@ -7,7 +7,8 @@ import sys
 import zlib
 from typing import Any
 
-from . import fingerprints, frames
+from .. import frames  # noqa: TID252 its absolute name differs below a launcher
+from . import fingerprints
 
 _MOST_NAMES, _MOST_STATISTICS = 20, 400
 _OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import fingerprints, frames, module_facts
+from .. import frames  # noqa: TID252 its absolute name differs below a launcher
+from . import fingerprints, module_facts
 from .step_recorder import StepRecorder, finite_or_none, line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")

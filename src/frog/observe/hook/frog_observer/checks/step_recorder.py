@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from . import fingerprints, frames, gradient_parts, module_facts, module_sums
-from .place import Place
+from .. import frames  # noqa: TID252 its absolute name differs below a launcher
+from ..place import Place  # noqa: TID252 its absolute name differs below a launcher
+from . import fingerprints, gradient_parts, module_facts, module_sums
 
 NAME = "checks.jsonl"
 _FIRST_STEPS = 3
