@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from frog.observe.check.rank_records import RankRecord, read_records
-from frog.observe.hook.frog_observer.checks import module_facts, step_recorder, watched_functions
+from frog.observe.hook.frog_observer.checks import module_facts, program_objects, user_lines, watched_functions
 from frog.observe.hook.frog_observer.checks.step_recorder import StepRecorder
 from frog.observe.hook.frog_observer.place import Place
 
@@ -31,8 +31,7 @@ def recorder(tmp_path: Path) -> Iterator[StepRecorder]:
     yield made
     made.is_on = False
     made.hook_modules()
-    if made._file is not None:
-        made._file.close()
+    made._file.close()
 
 
 class Training:
@@ -44,7 +43,7 @@ class Training:
         for parameter in self.model.parameters():
             nn.init.ones_(parameter)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.5)
-        recorder.on_made(self.optimizer, ["train.py", 3, "main"], is_optimizer=True)
+        recorder.objects.on_made(self.optimizer, ["train.py", 3, "main"], is_optimizer=True)
 
     def backward(self, x: torch.Tensor | None = None, times: float = 1.0) -> torch.Tensor:
         x = torch.tensor([[1.0, 2.0]]) if x is None else x
@@ -180,7 +179,7 @@ def test_parameter_outside_of_every_optimizer_is_listed_at_the_end(recorder: Ste
     model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False))
     training = Training(recorder, model)
     training.optimizer.param_groups[0]["params"] = [model[0].weight]
-    recorder.on_made(model[1].weight, ["train.py", 5, "main"])
+    recorder.objects.on_made(model[1].weight, ["train.py", 5, "main"])
     training.take()
     training.backward()
     recorder.at_end()
@@ -213,7 +212,7 @@ def test_at_most_4096_batches_are_kept(recorder: StepRecorder, tmp_path: Path, n
 
 def test_file_of_64_mib_ends_the_recording(recorder: StepRecorder, tmp_path: Path) -> None:
     recorder.on_batch({"loader": 0, "iteration": 0, "batch": 0})
-    recorder._bytes = 64 << 20
+    recorder._file._bytes = 64 << 20
     recorder.on_batch({"loader": 0, "iteration": 0, "batch": 1})
     recorder.on_batch({"loader": 0, "iteration": 0, "batch": 2})
     recorder.on_batch({"loader": 0, "iteration": 0, "batch": 3})
@@ -232,7 +231,7 @@ def test_error_while_tensors_are_read_stops_the_recording(recorder: StepRecorder
 
 
 def test_objects_are_numbered_in_order_and_forgotten() -> None:
-    known = step_recorder._Known()
+    known = program_objects.Known()
     first, second = nn.Linear(1, 1), nn.Linear(1, 1)
     assert [known.number(each) for each in (first, second, first)] == [0, 1, 0]
     assert (known.has(second), known.has(nn.Linear(1, 1)), list(known)) == (True, False, [(0, first), (1, second)])
@@ -272,20 +271,20 @@ def test_wrapper_is_known_by_its_class_or_a_base_of_it(name: str, kind: str | No
     ("values", "constant"), [([1.0, 1.0], True), ([1.0, 2.0], False), ([], True), ([2.0, 1.0, 2.0], False)]
 )
 def test_constant_tensor_has_equal_elements(values: list[float], constant: bool) -> None:
-    assert step_recorder._is_constant(torch.tensor(values)) == constant
-    assert step_recorder._is_constant(torch.ones(2, device="meta"))
+    assert program_objects.is_constant(torch.tensor(values)) == constant
+    assert program_objects.is_constant(torch.ones(2, device="meta"))
 
 
 def test_graph_of_a_loss_has_its_last_six_operations() -> None:
     x = torch.ones(3, requires_grad=True)
     loss = x.exp().log().sin().cos().tanh().sum() * 2
-    names = [name for name, *_ in step_recorder._graph_of(loss)]
+    names = [name for name, *_ in module_facts.graph_of(loss)]
     assert names == ["MulBackward0", "SumBackward0", "TanhBackward0", "CosBackward0", "SinBackward0", "LogBackward0"]
-    assert step_recorder._graph_of(None) == step_recorder._graph_of(torch.ones(1)) == []
+    assert module_facts.graph_of(None) == module_facts.graph_of(torch.ones(1)) == []
     logits = torch.zeros(4, 3, requires_grad=True)
     entropy = nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, -100]))
-    assert step_recorder._graph_of(entropy)[0] == ["NllLossBackward0", 1, 3.0, None]
-    assert [name for name, *_ in step_recorder._graph_of(x + x.exp())] == ["AddBackward0"]
+    assert module_facts.graph_of(entropy)[0] == ["NllLossBackward0", 1, 3.0, None]
+    assert [name for name, *_ in module_facts.graph_of(x + x.exp())] == ["AddBackward0"]
 
 
 def test_optimizer_of_flat_tensors_names_its_parts(recorder: StepRecorder, tmp_path: Path) -> None:
@@ -298,7 +297,7 @@ def test_optimizer_of_flat_tensors_names_its_parts(recorder: StepRecorder, tmp_p
         assert weight.grad is not None
         return [("0.weight", (0, 1), (1, 2), flat.detach()[1:].view(1, 1), weight.grad[:, 1:])]
 
-    recorder.on_made(training.optimizer, ["train.py", 3, "main"], is_optimizer=True)
+    recorder.objects.on_made(training.optimizer, ["train.py", 3, "main"], is_optimizer=True)
     training.backward()
     flat.grad = weight.grad.view(-1) if weight.grad is not None else None
     vars(training.optimizer).update(named_parts=named_parts, clipped=(2.0, 1.0))
@@ -377,8 +376,8 @@ def test_layers_in_a_list_are_strangers(recorder: StepRecorder, tmp_path: Path) 
 def test_line_inside_is_named_if_a_library_calls_the_model(
     recorder: StepRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_recorder, "_is_called_by_user", lambda frame: recorder._depth > 1)
-    monkeypatch.setattr(step_recorder, "line_of", lambda frame: [f"depth {recorder._depth}", 1, "main"])
+    monkeypatch.setattr(user_lines, "is_called_by_user", lambda frame: recorder._depth > 1)
+    monkeypatch.setattr(user_lines, "line_of", lambda frame: [f"depth {recorder._depth}", 1, "main"])
     Training(recorder).take()
     assert [forward.line and forward.line.file for forward in read(recorder, tmp_path).steps[0].forwards] == ["depth 2"]
 
@@ -521,8 +520,8 @@ def test_line_that_scales_a_gradient_is_recorded_until_the_step(
     recorder: StepRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched_functions._Functions(recorder).watch_parameters(torch)
-    monkeypatch.setattr(step_recorder, "line_of", lambda frame: [frame.f_code.co_filename, 1, frame.f_code.co_name])
-    monkeypatch.setattr(step_recorder.frames, "is_user_file", lambda name: name == __file__)
+    monkeypatch.setattr(user_lines, "line_of", lambda frame: [frame.f_code.co_filename, 1, frame.f_code.co_name])
+    monkeypatch.setattr(user_lines.frames, "is_user_file", lambda name: name == __file__)
     own = dict(vars(torch.Tensor))
     training = Training(recorder)
     training.backward()
@@ -590,11 +589,11 @@ def test_clipping_covers_an_optimizer_if_all_of_its_gradients_are_clipped(record
     training = Training(recorder, nn.Linear(2, 1))
     weight, bias = training.model.parameters()
     training.backward()
-    assert recorder.clipped([weight, bias]) == {"covers": [0]}
-    assert recorder.clipped([weight]) == {"covers": []}
+    assert recorder.objects.clipped([weight, bias]) == {"covers": [0]}
+    assert recorder.objects.clipped([weight]) == {"covers": []}
     bias.grad = None
-    assert recorder.clipped([weight]) == {"covers": [0]}
-    assert recorder.clipped([]) == {"covers": []}
+    assert recorder.objects.clipped([weight]) == {"covers": [0]}
+    assert recorder.objects.clipped([]) == {"covers": []}
 
 
 def test_moments_are_those_of_each_parameter() -> None:

@@ -180,3 +180,16 @@ def tensors_of(value: Any, depth: int = 0) -> list[Any]:
         return [tensor for each in value[:64] for tensor in tensors_of(each, depth + 1)]
     data = getattr(value, "data", None)  # transformers' BatchEncoding is a UserDict
     return tensors_of(data, depth + 1) if isinstance(data, dict) else []
+
+
+def storage_of(tensor: Any) -> int | None:
+    """Return the address of the memory that a tensor is in; None if it has none."""
+    try:
+        return local_of(tensor).untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # a tensor without memory
+        return None
+
+
+def finite_or_none(number: float) -> float | None:
+    """Return a number as JSON can have it."""
+    return number if number - number == 0 else None

@@ -1,4 +1,4 @@
-"""What a check asks of modules, data sets and checkpoints without calling them."""
+"""What a check asks of modules, losses, data sets and checkpoints without calling them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .. import frames  # noqa: TID252 its absolute name differs below a launcher
 from . import fingerprints
 
-_MOST_NAMES, _MOST_STATISTICS = 20, 400
+_MOST_NAMES, _MOST_STATISTICS, _MOST_GRAPH_NODES = 20, 400, 6
 _OF_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _GENERATORS = ("random.Random", "numpy.random._generator.Generator", "numpy.random.mtrand.RandomState")
 
@@ -208,3 +208,38 @@ def plain_name(name: str) -> str:
     """Return the name of a module or parameter without what wrappers add."""
     parts = [part for part in name.split(".") if part not in _OF_WRAPPERS]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
+
+
+def in_training(module: Any) -> bool:
+    """True if some part of a module is in training mode, as dropout is that shall draw in an evaluation."""
+    return any(each.training for each in module.modules())
+
+
+def has_modes(module: Any) -> bool:
+    """True if a module computes something else in evaluation mode than in training mode."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return "_BatchNorm" in names or ("_DropoutNd" in names and getattr(module, "p", 0) > 0)
+
+
+def graph_of(loss: Any) -> list[list[Any]]:
+    """Return the last operations that made a loss: name, what a loss function reduced over, and its total weight."""
+    node = getattr(loss, "grad_fn", None)
+    found: list[list[Any]] = []
+    while node is not None and len(found) < _MOST_GRAPH_NODES:
+        weight = getattr(node, "_saved_total_weight", None)
+        total = fingerprints.finite_or_none(float(weight)) if weight is not None and weight.numel() == 1 else None
+        found.append([node.name(), getattr(node, "_saved_reduction", None), total, _factor_of(node)])
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        node = parents[0] if len(parents) == 1 else None
+    return found
+
+
+def _factor_of(node: Any) -> float | None:
+    """Return the number by which an operation multiplies or divides; None for another operation."""
+    if not node.name().startswith(("MulBackward", "DivBackward")):
+        return None
+    known = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+    numbers = [each for each in known if each is not None]
+    if len(numbers) != 1 or getattr(numbers[0], "numel", lambda: 0)() != 1:
+        return None
+    return fingerprints.finite_or_none(float(numbers[0]))

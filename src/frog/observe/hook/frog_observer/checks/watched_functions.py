@@ -13,7 +13,8 @@ from typing import Any
 
 from .. import frames  # noqa: TID252 its absolute name differs below a launcher
 from . import fingerprints, module_facts
-from .step_recorder import StepRecorder, finite_or_none, line_of
+from .step_recorder import StepRecorder
+from .user_lines import line_of
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 _WRITERS = ("add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "copy_", "fill_", "zero_")
@@ -100,7 +101,7 @@ class _Functions:
             def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 original(optimizer, *args, **kwargs)
                 if recorder.is_here():
-                    recorder.on_made(optimizer, line_of(sys._getframe(1)), is_optimizer=True)
+                    recorder.objects.on_made(optimizer, line_of(sys._getframe(1)), is_optimizer=True)
 
             return __init__
 
@@ -108,7 +109,7 @@ class _Functions:
             def __init__(scheduler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 original(scheduler, optimizer, *args, **kwargs)
                 if recorder.is_here():
-                    recorder.on_schedule(optimizer, line_of(sys._getframe(1)))
+                    recorder.objects.on_schedule(optimizer, line_of(sys._getframe(1)))
 
             return __init__
 
@@ -121,7 +122,7 @@ class _Functions:
         def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
             made = new(cls, *args, **kwargs)
             if recorder.is_here():
-                recorder.on_made(made, line_of(sys._getframe(1)))
+                recorder.objects.on_made(made, line_of(sys._getframe(1)))
             return made
 
         kind.__new__ = staticmethod(__new__)
@@ -129,8 +130,8 @@ class _Functions:
         def make_seed(original: Any) -> Any:
             def manual_seed(seed: Any) -> Any:
                 result = original(seed)
-                if recorder.is_here() and not recorder.has_stepped:
-                    recorder.seed = [int(seed) % 2**53, line_of(sys._getframe(1))]
+                if recorder.is_here() and not recorder.objects.has_stepped:
+                    recorder.objects.seed = [int(seed) % 2**53, line_of(sys._getframe(1))]
                 return result
 
             return manual_seed
@@ -157,21 +158,21 @@ class _Functions:
         def __setattr__(parameter: Any, name: str, value: Any) -> None:
             set_attribute(parameter, name, value)
             if name == "requires_grad" and recorder.is_here():
-                recorder.on_selected(parameter, line_of(sys._getframe(1)))
+                recorder.objects.on_selected(parameter, line_of(sys._getframe(1)))
 
         @functools.wraps(requires_grad_)
         def selects(parameter: Any, *args: Any, **kwargs: Any) -> Any:
             result = requires_grad_(parameter, *args, **kwargs)
             if recorder.is_here():
-                recorder.on_selected(parameter, line_of(sys._getframe(1)))
+                recorder.objects.on_selected(parameter, line_of(sys._getframe(1)))
             return result
 
         def make_writer(original: Any) -> Any:
             @functools.wraps(original)
             def writes(parameter: Any, *args: Any, **kwargs: Any) -> Any:
                 result = original(parameter, *args, **kwargs)
-                if recorder.is_here():
-                    recorder.on_written(parameter, sys._getframe(1))
+                if recorder.is_here() and not recorder.is_in_step:
+                    recorder.writers.on_written(parameter, sys._getframe(1))
                 return result
 
             return writes
@@ -184,16 +185,15 @@ class _Functions:
             def writes(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 result = original(tensor, *args, **kwargs)
                 if recorder.is_here():
-                    recorder.on_gradient_written(tensor, sys._getframe(1))
+                    recorder.writers.on_gradient_written(tensor, sys._getframe(1))
                 return result
 
             return writes
 
         names = [name for name in _GRADIENT_WRITERS if hasattr(torch.Tensor, name)]
-        recorder.gradient_writers = [(name, make_gradient_writer(getattr(torch.Tensor, name))) for name in names]
-        recorder.writers = [(kind, name, make_writer(getattr(torch.Tensor, name))) for name in _WRITERS]
-        for owner, name, method in recorder.writers:
-            setattr(owner, name, method)
+        recorder.writers.of_gradients = [(name, make_gradient_writer(getattr(torch.Tensor, name))) for name in names]
+        recorder.writers.of_parameters = [(kind, name, make_writer(getattr(torch.Tensor, name))) for name in _WRITERS]
+        recorder.writers.watch_parameters()
 
     def watch_modules(self, torch: Any) -> None:
         """Watch the modes of modules, their moves after DDP has wrapped them, and what draws their weights."""
@@ -201,20 +201,20 @@ class _Functions:
 
         def make_train(original: Any) -> Any:
             def train(module: Any, *args: Any, **kwargs: Any) -> Any:
-                recorder.modes_set.add(module)
+                recorder.objects.modes_set.add(module)
                 return original(module, *args, **kwargs)
 
             return train
 
         def make_apply(original: Any) -> Any:
             def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
-                before = recorder.kinds_in_ddp(module) if recorder.is_here() else None
+                before = recorder.objects.kinds_in_ddp(module) if recorder.is_here() else None
                 kind = _kind_of(module)
                 result = original(module, *args, **kwargs)
                 new_kind = _kind_of(module)
                 if kind != new_kind and new_kind in (torch.bfloat16, torch.float16):
-                    recorder.lowered = line_of(sys._getframe(1))
-                if before and recorder.kinds_in_ddp(module) != before:
+                    recorder.objects.lowered = line_of(sys._getframe(1))
+                if before and recorder.objects.kinds_in_ddp(module) != before:
                     recorder.on_call({"call": "moved", "line": line_of(sys._getframe(1))})
                 return result
 
@@ -222,9 +222,9 @@ class _Functions:
 
         def make_draw(original: Any) -> Any:
             def draw(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                counts = isinstance(tensor, torch.nn.Parameter) and recorder.is_here() and not recorder.has_stepped
-                if counts and _is_drawn_by_user(sys._getframe(1)):
-                    recorder.on_drawn(tensor, line_of(sys._getframe(1)))
+                is_parameter = isinstance(tensor, torch.nn.Parameter) and recorder.is_here()
+                if is_parameter and not recorder.objects.has_stepped and _is_drawn_by_user(sys._getframe(1)):
+                    recorder.objects.on_drawn(tensor, line_of(sys._getframe(1)))
                 return original(tensor, *args, **kwargs)
 
             return draw
@@ -269,9 +269,9 @@ class _Functions:
 
         def make_state(original: Any) -> Any:
             def state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
-                if recorder.is_here() and recorder.has_stepped:
+                if recorder.is_here() and recorder.objects.has_stepped:
                     with recorder.reading():
-                        number, moments = recorder.number_of(owner), module_facts.moments(owner)
+                        number, moments = recorder.objects.optimizers.number(owner), module_facts.moments(owner)
                         recorder.on_call({"call": "state_of_optimizer", "optimizer": number, "moments": moments})
                 return original(owner, *args, **kwargs)
 
@@ -294,7 +294,7 @@ class _Functions:
                         partly = False
                         if what == "save":
                             with recorder.reading():
-                                missing, partly = recorder.left_out(held)
+                                missing, partly = module_facts.left_out(held, recorder.objects.roots)
                         recorder.on_call(
                             {
                                 "call": what,
@@ -333,11 +333,11 @@ class _Functions:
                     record["untouched"] = untouched
                     kind = args[2] if len(args) > 2 else kwargs.get("norm_type", 2.0)
                     if kind == 2.0 and isinstance(given, (list, tuple)):
-                        record.update(recorder.clipped(list(given)))
+                        record.update(recorder.objects.clipped(list(given)))
                     limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
                     with recorder.reading():
                         if recorder.is_sampled and not hasattr(norm, "_local_tensor"):
-                            record["norm"] = finite_or_none(float(norm))
+                            record["norm"] = fingerprints.finite_or_none(float(norm))
                             record["limit"] = float(limit) if limit is not None else None
                         recorder.on_call(record)
                 return norm
@@ -395,7 +395,7 @@ class _Functions:
                             "call": "schedule",
                             "line": line_of(caller),
                             "direct": frames.is_user_file(caller.f_code.co_filename),
-                            "optimizer": recorder.number_of(scheduler.optimizer),
+                            "optimizer": recorder.objects.optimizers.number(scheduler.optimizer),
                         }
                     )
                 return result
@@ -504,7 +504,7 @@ class _Functions:
                 if recorder.is_here():
                     with recorder.reading():
                         line = line_of(sys._getframe(1))
-                        recorder.on_ddp(wrapper, line)
+                        recorder.objects.on_ddp(wrapper, line)
                         recorder.on_call({"call": "ddp", "line": line})
 
             return __init__
@@ -614,7 +614,7 @@ def _restored(recorder: StepRecorder, owner: Any, before: list[float], what: str
     with recorder.reading():
         moments = module_facts.moments(owner)
     rates = {"rates": _rates_of_groups(owner), "rates_before": before}
-    return {"optimizer": recorder.number_of(owner), "moments": moments, **rates}
+    return {"optimizer": recorder.objects.optimizers.number(owner), "moments": moments, **rates}
 
 
 def _rates_of_groups(optimizer: Any) -> list[float]:
