@@ -103,7 +103,7 @@ def _recorded(runs: Path) -> Iterator[tuple[WhatHappened | None, int]]:
     observed("skipped", (1, 0), failed=0)
     yield write_run(runs / "skipped", EQUAL, [WORLD, {**EXIT, "rank": 0, "code": 1}]), 1
     yield write_run(runs / "stays-equal", EQUAL, [WORLD]), 0
-    two_ranks(runs / "taken-out", gradients=[[5, 0.25, 2.0]], weights=[[5, 0.5, 3.0]], backwards=[{"bits": {"0": [5]}}])
+    two_ranks(runs / "taken-out", gradients=[[5, 2.0]], weights=[[5, 3.0]], backwards=[{"bits": {"0": [5]}}])
     for path in (runs / "taken-out").rglob("checks.jsonl"):
         path.write_text(path.read_text().replace("/home/one/train.py", PROGRAM))
     yield write_run(runs / "taken-out", DRIFTED, [WORLD]), 1

@@ -10,7 +10,7 @@ LINE = ["/home/one/train.py", 7, "main"]
 
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
-    weights = [[1000 + number, 0.5, 1.0 + number]]
+    weights = [[1000 + number, 1.0 + number]]
     return {
         "kind": "step",
         "optimizer": 0,
@@ -18,7 +18,7 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
         "number": number,
         "line": LINE,
         "lr": [0.1],
-        "gradients": [[7 * number, 0.25, 2.0]],
+        "gradients": [[7 * number, 2.0]],
         "before": [999 + number],
         "weights": weights,
         "changed": [1.0],

@@ -1,8 +1,6 @@
-"""Sketches of shards add up to that of the whole, within the bound, and bits notice every change."""
+"""Bits notice every change, and numbers that stand for tensors are those of each alone."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -12,49 +10,57 @@ from hypothesis import strategies as st
 
 from frog.observe.hook.frog_observer.checks import fingerprints
 
-WIDTH, ROWS = fingerprints._WIDTH, fingerprints._ROWS
+SIZES = (0, 1, 7, 320, 4096, 4097, 65_536, 200_001)
+KINDS = (torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.bool)
 
 
-def vector(first: int, count: int) -> np.ndarray:
-    """Return the pseudo-random numbers of some places, element by element."""
-    across, down = (part.numpy() for part in fingerprints.vector(torch.device("cpu")))
-    places = np.arange(first, first + count)
-    return across[places % WIDTH] * down[places // WIDTH % ROWS]
+def patterns(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bit patterns of a tensor's numbers."""
+    flat = torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    found: np.ndarray = flat.view(kinds[flat.element_size()]).numpy()
+    return found
 
 
-@pytest.mark.parametrize("first", [0, 1, WIDTH - 1, 3 * WIDTH, ROWS * WIDTH - 5])
-@pytest.mark.parametrize("count", [0, 1, 7, WIDTH, 2 * WIDTH + 9, 40_000])
-def test_sketch_is_the_dot_product_with_the_vector(first: int, count: int) -> None:
-    values = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
-    sketch, square = fingerprints.sketch_and_norm(values, first)
-    expected = math.fsum(values.numpy() * vector(first, count))
-    assert abs(float(sketch) - expected) <= fingerprints.sketch_error(count, float(square) ** 0.5)
-    assert float(square) == pytest.approx(float((values**2).sum()), rel=1e-12)
+def test_bits_and_norms_are_those_of_each_tensor_whatever_is_beside_it() -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(size, generator=generator).to(kind) for size in SIZES for kind in KINDS]
+    found = fingerprints.bits_and_norms([None, *tensors, torch.ones(3, device="meta"), torch.tensor(-2.0)])
+    assert found[0] is None
+    assert found[-2:] == [None, [int(np.float32(-2).view(np.int32)), 2.0]]
+    for tensor, both in zip(tensors, found[1:-2], strict=True):
+        assert both is not None
+        whole = sum(patterns(tensor).tolist())
+        assert both[0] == (whole + 2**63) % 2**64 - 2**63
+        wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+        assert both[1] == pytest.approx(float(torch.linalg.vector_norm(wide)), rel=1e-13)
+    assert fingerprints.bits_of(tensors) == [each[0] for each in found[1:-2] if each is not None]
+    assert [fingerprints.bits(each) for each in tensors] == fingerprints.bits_of(tensors)
 
 
-@given(st.lists(st.integers(1, 3 * WIDTH), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_sketches_of_shards_add_up_to_that_of_the_whole(sizes: list[int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("size", [5, 100_000])
+def test_tensor_with_a_nan_has_no_norm(size: int) -> None:
+    values = torch.ones(size)
+    values[3] = float("nan")
+    (first, second) = fingerprints.bits_and_norms([values, torch.ones(size)])
+    assert first is not None
+    assert second is not None
+    assert (first[1], second[1]) == (None, pytest.approx(size**0.5))
+
+
+@given(st.lists(st.integers(1, 12_000), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_bits_of_shards_add_up_to_those_of_the_whole(sizes: list[int], dtype: torch.dtype) -> None:
     whole = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(len(sizes))).to(dtype)
-    sketch, square = fingerprints.sketch_and_norm(whole)
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    parts = [
-        fingerprints.sketch_and_norm(whole[start : start + size], start)
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-    bound = 2 * fingerprints.sketch_error(len(whole), float(square) ** 0.5)
-    assert abs(float(sum(part for part, _ in parts)) - float(sketch)) <= bound
-    assert float(sum(part for _, part in parts)) == pytest.approx(float(square))
-    assert int(fingerprints.bits(whole)) == sum(
-        int(fingerprints.bits(whole[start : start + size])) for start, size in zip(starts, sizes, strict=True)
-    )
+    assert fingerprints.bits(whole) == sum(fingerprints.bits(each) for each in whole.split(sizes))
 
 
-def test_error_bound_is_far_below_a_difference_in_float32() -> None:
-    values = torch.randn(1_000_000, generator=torch.Generator().manual_seed(1))
-    sketch, square = fingerprints.sketch_and_norm(values)
-    other, _ = fingerprints.sketch_and_norm(values * (1 + 2.0**-22))
-    assert abs(float(other) - float(sketch)) > 0
-    assert fingerprints.sketch_error(values.numel(), float(square) ** 0.5) < 1e-3 * float(square) ** 0.5
+def test_parts_are_dot_products_with_the_vector() -> None:
+    samples = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (10, 3, 10, 1, 2048)]
+    across = fingerprints.vector(torch.device("cpu"))[0]
+    for sample, parts in zip(samples, fingerprints.parts_of(samples), strict=True):
+        products = sample.double() * across[: len(sample)]
+        assert parts == pytest.approx([float(part.sum()) for part in products.tensor_split(4)], abs=1e-12)
+    assert fingerprints.parts_of([]) == []
 
 
 @pytest.mark.parametrize(
@@ -63,28 +69,28 @@ def test_error_bound_is_far_below_a_difference_in_float32() -> None:
 def test_bits_notice_one_unit_in_the_last_place_and_no_order(dtype: torch.dtype) -> None:
     values = (torch.randn(999, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 100).to(dtype)
     same = values.flip(0)
-    assert int(fingerprints.bits(values)) == int(fingerprints.bits(same))
+    assert fingerprints.bits(values) == fingerprints.bits(same)
     raw = values.view(torch.int32) if dtype == torch.complex64 else values
     if raw.dtype.is_floating_point:
         raw = raw.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[raw.element_size()])
     raw[17] += 1
-    assert int(fingerprints.bits(values)) != int(fingerprints.bits(same))
+    assert fingerprints.bits(values) != fingerprints.bits(same)
 
 
 def test_fingerprints_take_any_layout() -> None:
     values = torch.arange(12.0).reshape(3, 4)
     across = values.t().contiguous().t()
-    assert int(fingerprints.bits(values)) == int(fingerprints.bits(across))
-    assert fingerprints.sketch_and_norm(values) == fingerprints.sketch_and_norm(across)
+    assert fingerprints.bits(values) == fingerprints.bits(across)
+    assert fingerprints.bits_and_norms([values]) == fingerprints.bits_and_norms([across])
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (4,), check_invariants=True)
-    assert int(fingerprints.bits(sparse)) == int(fingerprints.bits(torch.tensor([1.0, 2.0])))
-    assert int(fingerprints.bits(torch.tensor([True, False, True]))) == 2
+    assert fingerprints.bits(sparse) == fingerprints.bits(torch.tensor([1.0, 2.0]))
+    assert fingerprints.bits(torch.tensor([True, False, True])) == 2
 
 
 def test_nothing_draws_from_the_programs_random_numbers() -> None:
     before = torch.get_rng_state()
     fingerprints._vectors.clear()
-    fingerprints.sketch_and_norm(torch.ones(10))
+    fingerprints.parts_of([torch.ones(10)])
     fingerprints.rows(torch.ones(10, 2))
     assert torch.equal(torch.get_rng_state(), before)
 

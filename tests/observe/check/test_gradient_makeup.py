@@ -85,9 +85,9 @@ def records(
                 for each in range(len(weights))
             ]
             tables = {
-                "gradients": [[7 + number + 100 * rank * alone, 0.5, 1.0]] * parameters,
+                "gradients": [[7 + number + 100 * rank * alone, 1.0]] * parameters,
                 "before": [10 * rank * alone + number] * parameters,
-                "weights": [[10 * rank * alone + number + 1, 0.5, 1.0]] * parameters,
+                "weights": [[10 * rank * alone + number + 1, 1.0]] * parameters,
                 "changed": [1.0] * parameters,
                 "state": [[]] * parameters,
                 "parts": {str(index): each for index, each in enumerate(used[:parameters])},

@@ -184,7 +184,7 @@ def test_reduction_that_nothing_waits_for(tmp_path: Path, changes: Any, expected
 )
 def test_gradients_that_are_larger_than_their_limit(tmp_path: Path, norm: float, changes: Any, expected: Any) -> None:
     call = {"call": "clip", "line": at(9), "norm": 3.0, "limit": 0.5, "covers": [0], **changes}
-    steps = [step(number, gradients=[[7 * number, 0.25, norm]], calls=[call]) for number in (1, 2)]
+    steps = [step(number, gradients=[[7 * number, norm]], calls=[call]) for number in (1, 2)]
     check(look(tmp_path, "clipping", [table(), *steps], [table(), *steps]), expected)
 
 
@@ -256,7 +256,7 @@ def test_positions_that_a_stage_gets_are_no_samples(tmp_path: Path) -> None:
     mean = [["NllLossBackward0", 1, 8.0, None]]
     passes = [{"line": at(8), "graph": mean, "loss": each, "adds": each > 1, "bits": {"0": [7]}} for each in (1.0, 2.0)]
     stage = {"module": 0, "training": True, "grad": True, "line": at(7), "rows": [1, 2]}
-    changes = {"forwards": [stage, stage], "backwards": passes, "gradients": [[7, 0.25, 2.0]]}
+    changes = {"forwards": [stage, stage], "backwards": passes, "gradients": [[7, 2.0]]}
     steps = [step(number, **changes, messages=True) for number in (1, 2)]
     check(look(tmp_path / "stage", "accumulation", [table(), *steps]), ("likely", 8, "2 micro-batches"))
     steps = [step(number, **changes) for number in (1, 2)]

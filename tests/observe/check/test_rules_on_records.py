@@ -42,9 +42,9 @@ def backward(*graph: list[Any], **changes: Any) -> dict[str, Any]:
 def moved(number: int, *tensors: tuple[float | None, int, int], lr: float = 0.1, **changes: Any) -> dict[str, Any]:
     """Return a step. tensors: the norm of each gradient (None: no gradient), and the weight's bits before and after."""
     tables = {
-        "gradients": [None if norm is None else [7, 0.5, norm] for norm, _, _ in tensors],
+        "gradients": [None if norm is None else [7, norm] for norm, _, _ in tensors],
         "before": [before for _, before, _ in tensors],
-        "weights": [[after, 0.5, 1.0] for _, _, after in tensors],
+        "weights": [[after, 1.0] for _, _, after in tensors],
         "changed": [1.0] * len(tensors),
         "state": [[] for _ in tensors],
     }
@@ -187,13 +187,13 @@ def in_low(*parts: float, dtype: str = "bfloat16", **changes: Any) -> Lines:
         ("state-type", [LOW, step(1, state=[["float32"]])],
          "some weights are in half precision, and the optimizer keeps no state in it"),
         ("finite", [W, step(1), step(2)], None),
-        ("finite", [W, step(1), step(2, weights=[[5, None, None]])],
+        ("finite", [W, step(1), step(2, weights=[[5, None]])],
          ("certain", 2, (0,), 7, "step 2 on rank 0: w0 is not finite after the step, and the optimizer used it")),
-        ("finite", [W, step(1), step(2, weights=[[5, None, None]], gradients=[[5, None, None]],
+        ("finite", [W, step(1), step(2, weights=[[5, None]], gradients=[[5, None]],
                                      backwards=[backward(), backward(line=at(9))])],
          ("certain", 2, (0,), 9, "the gradient of w0 is not finite")),
-        ("finite", [W, step(1, gradients=[[5, None, None]]), step(2)], None),  # skipped
-        ("finite", [W, step(2, weights=[[5, None, None]], gradients=[[5, None, None]], backwards=[],
+        ("finite", [W, step(1, gradients=[[5, None]]), step(2)], None),  # skipped
+        ("finite", [W, step(2, weights=[[5, None]], gradients=[[5, None]], backwards=[],
                             calls=[{"call": "not_finite", "module": "Linear", "line": at(6)}])],
          ("certain", 2, (0,), 6, "the output of Linear is the first that is not finite")),
     ],
@@ -210,7 +210,7 @@ def test_gradient_that_another_rank_has_is_not_missing(tmp_path: Path) -> None:
 
 
 def test_first_not_finite_step_counts_and_of_its_ranks_one_that_saw_an_output(tmp_path: Path) -> None:
-    bad = {"weights": [[5, None, None]], "gradients": [[5, None, None]]}
+    bad = {"weights": [[5, None]], "gradients": [[5, None]]}
     seen = {"calls": [{"call": "not_finite", "module": "Linear", "line": at(6)}]}
     check(tmp_path, "finite", [[W, step(2, **bad)], [W, step(1, **bad)]], ("certain", 1, (1,), 7, "step 1 on rank 1"))
     check(
@@ -230,7 +230,7 @@ def micro(*graph: list[Any], bits: list[int] | None = None, **second: Any) -> di
     """Return a step of two micro-batches."""
     kept = {"bits": {"0": bits or [7]}}
     later = backward(*graph, **{"adds": True, **kept, **second})
-    return step(1, gradients=[[7, 0.5, 1.0]], backwards=[backward(*graph), later])
+    return step(1, gradients=[[7, 1.0]], backwards=[backward(*graph), later])
 
 
 def counted(number: float, reduction: int = 1) -> dict[str, Any]:
@@ -368,7 +368,7 @@ SUM = called("all_reduce", bits=7)
 def test_sum_of_means_is_found(
     tmp_path: Path, call: Any, graph: Any, losses: Any, num_parameters: int, expected: Any
 ) -> None:
-    gradients = [[7 + 10 * number, 0.5, 1.0] for number in range(num_parameters)]
+    gradients = [[7 + 10 * number, 1.0] for number in range(num_parameters)]
     ranks = [
         [W, step(1, gradients=gradients, backwards=[backward(*graph, loss=loss)], calls=[call])] for loss in losses
     ]
@@ -601,7 +601,7 @@ EQUAL = ("weights-start", "weights-between", "gradients", "learning-rates", "wei
 
 def one(number: int, before: int, after: int, bits: int = 7, norm: float = 2.0, **changes: Any) -> dict[str, Any]:
     """Return a step of an optimizer with one parameter."""
-    tensors = {"gradients": [[bits, 0.5, norm]], "before": [before], "weights": [[after, 0.5, 1.0]]}
+    tensors = {"gradients": [[bits, norm]], "before": [before], "weights": [[after, 1.0]]}
     return step(number, **{**tensors, "backwards": [backward(bits={"0": [bits]})], **changes})
 
 
@@ -716,8 +716,8 @@ CLIPS = {"calls": [called("clip", norm=1.0, limit=1.0, line=at(6))]}
     [
         ({}, {}, ("certain", 1, (0, 1), 8, f"{SINCE}: nothing averaged them")),
         ({"backwards": []}, {"backwards": []}, ("certain", 1, (0, 1), 7, "nothing averaged them")),
-        ({"weights": [[6, 0.5, 1.0]]}, {"weights": [[6, 0.5, 1.0]]}, None),  # something else was used
-        ({"weights": [[5, 0.5, 1.0]]}, {"weights": [[5, 0.5, 1.0]]}, ("certain", 1, (0, 1), 8)),  # nothing was used
+        ({"weights": [[6, 1.0]]}, {"weights": [[6, 1.0]]}, None),  # something else was used
+        ({"weights": [[5, 1.0]]}, {"weights": [[5, 1.0]]}, ("certain", 1, (0, 1), 8)),  # nothing was used
         ({"gradients": None}, {}, NO_COMMON),
         ({"forwards": [forward(module=1, line=at(9))]}, {},
          ("certain", 1, (0, 1), 9, f"{SINCE}: the forward at train.py:9 (main) calls the module inside DDP")),
@@ -726,11 +726,11 @@ CLIPS = {"calls": [called("clip", norm=1.0, limit=1.0, line=at(6))]}
         (NO_SYNC, NO_SYNC, ("certain", 1, (0, 1), 6, "the last forward before the step, at train.py:6")),
         (NO_SYNC, {"forwards": [forward(sync=True)]}, ("certain", 1, (0, 1), 8, "nothing averaged them")),
         ({"forwards": [forward(sync=None)]}, {}, ("certain", 1, (0, 1), 8, "nothing averaged them")),
-        (AFTER, {**AFTER, "gradients": [[9, 0.5, 3.0]]},
+        (AFTER, {**AFTER, "gradients": [[9, 3.0]]},
          ("certain", 1, (1,), 7, "although they were equal after the backward pass at train.py:8",
           "; those of rank 1 are 1.5 times those of rank 0: each rank scaled or changed its own")),
         (AFTER, AFTER, ("certain", 1, (0, 1), 7, "at train.py:8 (main): each rank scaled")),
-        ({**AFTER, **CLIPS}, {**AFTER, **CLIPS, "gradients": [[9, 0.5, 1.0]]},
+        ({**AFTER, **CLIPS}, {**AFTER, **CLIPS, "gradients": [[9, 1.0]]},
          ("certain", 1, (1,), 6, "0.5 times those of rank 0: they are clipped at train.py:6 (main) by a norm")),
         (AFTER, {"backwards": [backward(bits={"0": [3]})]}, ("certain", 1, (0, 1), 8, "nothing averaged them")),
         (AFTER, {"backwards": [backward(bits={"1": [4]})]}, ("certain", 1, (0, 1), 8, "nothing averaged them")),
@@ -744,8 +744,8 @@ def test_reason_why_gradients_of_replicas_differ(tmp_path: Path, first: Any, sec
 
 def several(*bits: int, weights: int, **changes: Any) -> dict[str, Any]:
     """Return a first step with several parameters."""
-    tensors = {"gradients": [[each, 0.5, 2.0] for each in bits], "before": [5] * len(bits)}
-    after = [[weights + each, 0.5, 1.0] for each in bits]
+    tensors = {"gradients": [[each, 2.0] for each in bits], "before": [5] * len(bits)}
+    after = [[weights + each, 1.0] for each in bits]
     return step(1, **{**tensors, "weights": after, "backwards": [backward(bits={})], **changes})
 
 
@@ -815,7 +815,7 @@ def test_program_that_averages_its_weights_too_may_have_different_gradients(
 
 
 def test_evidence_has_the_norm_of_each_rank_and_its_file(tmp_path: Path) -> None:
-    ranks = [[DDP, W, used(1)], [DDP, W, used(2, 0.125, gradients=[[2, None, None]])]]
+    ranks = [[DDP, W, used(1)], [DDP, W, used(2, 0.125, gradients=[[2, None]])]]
     found = look(tmp_path, "gradients", ranks)
     where = "observed/attempt_0/rank_{}/checks.jsonl"
     assert found.evidence == (
@@ -869,14 +869,12 @@ def test_norms_of_ranks_that_reduce_nothing_or_hold_replicas_may_differ(tmp_path
         line["calls"][1]["elements"] = 15
     check(tmp_path, "clipping", parts(lines), None)  # a reduction smaller than the parameter
     check(tmp_path, "clipping", parts([{**line, "messages": True} for line in lines]), ("likely", 1, (0, 1), 6))
-    apart = [{**line, "gradients": [[bits, 0.5, 1.0]]} for line, bits in zip(lines, (7, 8), strict=True)]
+    apart = [{**line, "gradients": [[bits, 1.0]]} for line, bits in zip(lines, (7, 8), strict=True)]
     check(tmp_path, "clipping", [[DDP, W, line] for line in apart], None)  # gradients' finding
     before = ("likely", 1, (0, 1), 6, "before they are averaged, by 2, 3")
     check(tmp_path, "clipping", [[DDP, W, line] for line in lines], before)
     some = held({}, {"names": ["x"], "ddp": None, "constant": True})
-    two = [
-        {**line, "gradients": [[7, 0.5, 1.0]] * 2, "before": [5, 5], "weights": [[6, 0.5, 1.0]] * 2} for line in lines
-    ]
+    two = [{**line, "gradients": [[7, 1.0]] * 2, "before": [5, 5], "weights": [[6, 1.0]] * 2} for line in lines]
     check(tmp_path, "clipping", [[DDP, some, line] for line in two], ("likely", 1, (0, 1), 6))
 
 
@@ -1002,7 +1000,7 @@ def test_later_step_is_looked_at_after_one_that_tells_nothing(tmp_path: Path) ->
     other = [W, one(1, 5, 6), one(3, 9, 7), one(4, 8, 8)]
     check(tmp_path, "weights-between", [first, other], ("certain", 4, (1,), 7))
     sums = [
-        [W, step(1), step(2, gradients=[[7, 0.5, 1.0]], backwards=[backward(MEAN, loss=loss)], calls=[SUM])]
+        [W, step(1), step(2, gradients=[[7, 1.0]], backwards=[backward(MEAN, loss=loss)], calls=[SUM])]
         for loss in (1.0, 2.0)
     ]
     check(tmp_path, "sums", sums, ("likely", 2, (0,), 5))

@@ -237,9 +237,7 @@ def test_report_shows_what_the_rules_say_of_the_numbers() -> None:
     folder = run_of_two_ranks(recorded(), failed=False)
     assert "The numbers" not in render_report(folder)
     for rank in range(2):
-        write_records(
-            folder.path, rank, [table(), step(1, gradients=[[7 + rank, 0.25, 2.0 + rank]], weights=[[rank, 0.5, 2.0]])]
-        )
+        write_records(folder.path, rank, [table(), step(1, gradients=[[7 + rank, 2.0 + rank]], weights=[[rank, 2.0]])])
     html = unescape(render_report(folder))
     assert "<strong>Certain:</strong> since step 1, the gradients of weight differ between ranks 0 and 1" in html
     assert "What to do: look between train.py:7 (main)" in html

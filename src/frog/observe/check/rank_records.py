@@ -39,7 +39,6 @@ class Fingerprint(NamedTuple):
     """What stands for a tensor (the observer's fingerprints.py)."""
 
     bits: int
-    sketch: float | None
     norm: float | None
     """Euclidean norm; None: the tensor has a NaN or an infinity."""
 
@@ -298,7 +297,7 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
         return self.gradients[index] if self.gradients is not None and index < len(self.gradients) else None
 
     def gradient_bits(self, index: int) -> int | None:
-        """Return what decides whether two ranks use the same gradient; a sketch is rounded, its bits are exact."""
+        """Return what decides whether two ranks use the same gradient: the norm is rounded."""
         gradient = self.gradient(index)
         return gradient.bits if gradient is not None else None
 

@@ -1,23 +1,24 @@
 """Small numbers that stand for a tensor, so that ranks can be compared without sending tensors.
 
-Three numbers per tensor. `bits` is the sum of its elements' bit patterns as integers: exact, so two replicas that are
-equal have equal bits, in whatever order they were added. `sketch` is the dot product with a fixed pseudo-random vector
-indexed by the element's place in the whole tensor, so that the sketches of shards add up to that of the whole. `norm`
-is the Euclidean norm. Sketch and norm are computed in float64. Nothing here draws random numbers of the program's.
+Two numbers per tensor. `bits` is the sum of its elements' bit patterns as integers: exact, so two replicas that are
+equal have equal bits, in whatever order they were added. `norm` is the Euclidean norm, computed in float64. Where
+numbers must add up, as those of shards or of micro-batches do, there are products with a fixed pseudo-random vector.
+Nothing here draws random numbers of the program's.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 _WIDTH, _ROWS = 4096, 1024
 """The vector is a product: place p has the number `across[p % width] * down[p // width % rows]`."""
 _SEED = 20_111
-_CHUNK_ROWS = {"cpu": 16}
-"""Rows to convert at once, on a kind of device; `_ROWS` on others. On a CPU, large new tensors cost more than sums."""
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 _MOST_ROWS, _MOST_ROW_ELEMENTS = 256, 1 << 22
+_SMALL = 4096
+"""Most elements of a tensor that is taken together with others."""
 MOST_SAMPLED = 2048
 """Most elements of a tensor that are compared one by one before and after a step."""
 
@@ -36,66 +37,88 @@ def local_of(tensor: Any) -> Any:
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
-def bits(tensor: Any) -> Any:
-    """Return the sum of the bit patterns, as a tensor without dimensions."""
+def bits(tensor: Any) -> int:
+    """Return the sum of the bit patterns."""
+    return bits_of([tensor])[0] or 0
+
+
+def bits_of(tensors: list[Any]) -> list[int | None]:
+    """Return the bits of each tensor; None for no tensor."""
+    return [None if each is None else each[0] for each in _bits_and_norms(tensors, with_norms=False)]
+
+
+def bits_and_norms(tensors: list[Any]) -> list[list[Any] | None]:
+    """Return bits and norm of each tensor; None for no tensor, and as the norm if an element is not finite."""
+    return [None if each is None else [each[0], finite_or_none(each[1])] for each in _bits_and_norms(tensors)]
+
+
+def _bits_and_norms(tensors: list[Any], with_norms: bool = True) -> list[tuple[int, float] | None]:
+    """Return bits and norm of each tensor; None for no tensor. Small ones are taken together: each call has a cost."""
+    found: list[tuple[int, float] | None] = [None] * len(tensors)
+    small: dict[Any, list[tuple[int, Any]]] = {}
+    scratch: dict[Any, Any] = {}
+    """Memory for a part of a tensor in 64 bits, by device."""
+    for place, tensor in enumerate(tensors):
+        if tensor is None or tensor.is_meta:
+            continue
+        flat = _flat(tensor)
+        size = flat.numel()
+        if size == 0:
+            found[place] = 0, 0.0
+        elif size <= _SMALL:
+            small.setdefault((flat.device, flat.dtype, size.bit_length()), []).append((place, flat))
+        else:
+            if flat.device not in scratch:
+                scratch[flat.device] = _torch().empty(_most_at_once(flat), dtype=_torch().int64, device=flat.device)
+            found[place] = _of_large(flat, scratch[flat.device], with_norms)
+    for group in small.values():
+        count = max(1, _most_at_once(group[0][1]) // _SMALL)
+        for start in range(0, len(group), count):
+            places, flats = zip(*group[start : start + count])  # noqa: B905 Python 3.9
+            found_here = _of_small(list(flats), with_norms)
+            for place, each in zip(places, found_here):  # noqa: B905
+                found[place] = each
+    return found
+
+
+def _of_small(flats: list[Any], with_norms: bool) -> list[tuple[int, float]]:
+    """Return bits and norms of small tensors of one kind on one device. Zeros fill up the shorter ones."""
     torch = _torch()
-    flat = local_of(tensor).reshape(-1)
-    if flat.dtype.is_complex:
-        flat = torch.view_as_real(flat).reshape(-1)
-    if flat.dtype == torch.bool:
-        return flat.sum(dtype=torch.int64)
-    flat = flat.view(getattr(torch, _INTEGERS[flat.element_size()]))
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for part in flat.split(_CHUNK_ROWS.get(flat.device.type, _ROWS) * _WIDTH):
-        total = total + part.sum(dtype=torch.int64)
-    return total
+    rows = torch.nn.utils.rnn.pad_sequence(list(map(_integers, flats)), batch_first=True)
+    sums = rows.sum(dim=1, dtype=torch.int64).tolist()
+    numbers = rows.view(flats[0].dtype).double() if with_norms else None
+    norms = [0.0] * len(flats) if numbers is None else torch.linalg.vector_norm(numbers, dim=1).tolist()
+    return list(zip(sums, norms))  # noqa: B905
 
 
-def sketch_and_norm(tensor: Any, offset: int = 0) -> tuple[Any, Any]:
-    """Return the sketch and the squared norm, as float64 tensors without dimensions.
-
-    offset: the place of the first element in the whole tensor, in elements.
-    """
+def _of_large(flat: Any, scratch: Any, with_norms: bool) -> tuple[int, float]:
+    """Return bits and norm of a tensor: both of one part before the next, which is then in the processor's cache."""
     torch = _torch()
+    sums, squares = [], []
+    for part in flat.split(len(scratch)):
+        wide = scratch[: len(part)]
+        sums.append(wide.copy_(_integers(part)).sum())
+        if with_norms:
+            numbers = wide.view(torch.float64).copy_(part)
+            squares.append(torch.dot(numbers, numbers))
+    norm = sum(torch.stack(squares).tolist()) ** 0.5 if with_norms else 0.0
+    return int(torch.stack(sums).sum()), norm
+
+
+def _flat(tensor: Any) -> Any:
+    """Return the rank's own numbers in one dimension."""
     flat = local_of(tensor).reshape(-1)
-    if flat.dtype.is_complex:
-        flat = torch.view_as_real(flat).reshape(-1)
-    across, down = vector(flat.device)
-    most_rows = _CHUNK_ROWS.get(flat.device.type, _ROWS)
-    sketch = torch.zeros((), dtype=torch.float64, device=flat.device)
-    square = torch.zeros((), dtype=torch.float64, device=flat.device)
-    place, end = 0, flat.numel()
-    while place < end:
-        row, column = divmod(offset + place, _WIDTH)
-        if column or end - place < _WIDTH:  # a part of one row
-            length = min(_WIDTH - column, end - place)
-            part = flat[place : place + length].double()
-            sketch = sketch + torch.dot(part, across[column : column + length]) * down[row % _ROWS]
-        else:  # whole rows
-            rows = min((end - place) // _WIDTH, _ROWS - row % _ROWS, most_rows)
-            length = rows * _WIDTH
-            part = flat[place : place + length].double()
-            begin = row % _ROWS
-            sketch = sketch + torch.dot(torch.mv(part.view(rows, _WIDTH), across), down[begin : begin + rows])
-        square = square + torch.dot(part, part)
-        place += length
-    return sketch, square
+    return _torch().view_as_real(flat).reshape(-1) if flat.dtype.is_complex else flat
 
 
-def sketch_error(count: int, norm: float) -> float:
-    """Return a bound for the rounding error of a sketch of `count` elements whose Euclidean norm is `norm`.
-
-    A dot product in float64 errs by at most n * 2^-53 * sum |x_i||v_i| to first order, whatever the order of its
-    additions (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1), and the sum is at most the
-    product of the norms (Cauchy-Schwarz). A row adds `_WIDTH` products, a chunk its rows, and the chunks are added.
-    """
-    rows = -(-count // _WIDTH)
-    additions = min(count, _WIDTH) + min(rows, _ROWS) + -(-rows // min(_CHUNK_ROWS.values())) + 3
-    return float(additions * 2.0**-53 * norm * count**0.5 * _LARGEST)
+def _integers(flat: Any) -> Any:
+    """Return the bit patterns of numbers as integers of the same size."""
+    return flat.view(getattr(_torch(), _INTEGERS[flat.element_size()]))
 
 
-_LARGEST = 3.0
-"""No element of the vector is larger: each factor lies between -sqrt(3) and sqrt(3)."""
+def _most_at_once(flat: Any) -> int:
+    """Return how many elements to convert at once: on a CPU as many as its cache holds, on others as one call takes."""
+    return 1 << (16 if flat.device.type == "cpu" else 22)
 
 
 def vector(device: Any) -> tuple[Any, Any]:
@@ -114,7 +137,7 @@ def is_finite(tensor: Any) -> bool:
     torch, local = _torch(), local_of(tensor)
     wide = torch.float64 if local.dtype == torch.float64 else torch.float32
     # a finite sum proves it without a tensor of the same size; another may have overflowed
-    return bool(torch.isfinite(local.sum(dtype=wide))) or bool(torch.isfinite(local).all())
+    return math.isfinite(local.sum(dtype=wide)) or bool(torch.isfinite(local).all())
 
 
 def sampled(tensor: Any) -> Any:
@@ -124,13 +147,20 @@ def sampled(tensor: Any) -> Any:
     return flat[::stride].clone()
 
 
-def parts(sample: Any) -> list[float]:
-    """Return the dot products of four parts of a tensor's sampled elements with the vector, computed on the CPU."""
+def parts_of(samples: list[Any]) -> list[list[float]]:
+    """Return the dot products of four parts of each tensor's sampled elements with the vector, computed on the CPU."""
     torch = _torch()
-    numbers = sample.detach().cpu()
-    numbers = (torch.view_as_real(numbers).reshape(-1) if numbers.dtype.is_complex else numbers).double()
-    products = numbers * vector(numbers.device)[0][: numbers.numel()]
-    return [float(part.sum()) for part in products.tensor_split(4)]
+    found: dict[int, list[float]] = {}
+    alike: dict[int, list[tuple[int, Any]]] = {}
+    for place, sample in enumerate(samples):
+        numbers = sample.detach().cpu()
+        numbers = (torch.view_as_real(numbers).reshape(-1) if numbers.dtype.is_complex else numbers).double()
+        alike.setdefault(numbers.numel(), []).append((place, numbers))
+    for size, group in alike.items():
+        products = torch.stack([numbers for _, numbers in group]) * vector(torch.device("cpu"))[0][:size]
+        sums = torch.stack([part.sum(dim=1) for part in products.tensor_split(4, dim=1)], dim=1).tolist()
+        found.update(zip([place for place, _ in group], sums))  # noqa: B905
+    return [found[place] for place in range(len(samples))]
 
 
 def rows(value: Any) -> list[int] | None:

@@ -52,18 +52,16 @@ class GradientParts:
         Those are of parameters that a wrapper gathers for the forward: it leaves the reduced gradient of the rank's
         shard. Each is given by optimizer and place in it.
         """
-        brought: dict[int, dict[int, list[float]]] = {}
-        left: dict[int, dict[int, list[float]]] = {}
+        kinds: dict[str, list[tuple[int, int, Any]]] = {"brought": [], "left": []}
         for number, optimizer in optimizers:
             for index, parameter in watched(optimizer):
                 samples = self._taken.get((number, index), [])
                 if samples:
-                    every = [fingerprints.parts(sample) for sample in samples]
-                    brought.setdefault(number, {})[index] = _rounded([sum(each) for each in zip(*every)])  # noqa: B905
+                    kinds["brought"] += [(number, index, sample) for sample in samples]
                 elif samples is not None and parameter.grad is not None and not parameter.grad.is_sparse:
-                    left.setdefault(number, {})[index] = parts_of(parameter.grad)
+                    kinds["left"].append((number, index, fingerprints.sampled(parameter.grad)))
         self.forget()
-        return {name: each for name, each in (("brought", brought), ("left", left)) if each}
+        return {name: _by_optimizer(each) for name, each in kinds.items() if each}
 
     def forget(self) -> None:
         """Remove the hooks, and what they have taken."""
@@ -85,12 +83,19 @@ def watched(optimizer: Any) -> list[tuple[int, Any]]:
 def of_step(optimizer: Any) -> dict[int, list[float]]:
     """Return the parts of the gradients that an optimizer is about to use."""
     held = [(index, each.grad) for index, each in watched(optimizer)]
-    return {index: parts_of(each) for index, each in held if each is not None and not each.is_sparse}
+    samples = [
+        (0, index, fingerprints.sampled(each)) for index, each in held if each is not None and not each.is_sparse
+    ]
+    return _by_optimizer(samples).get(0, {})
 
 
-def parts_of(gradient: Any) -> list[float]:
-    """Return the four dot products of a gradient, with ten digits."""
-    return _rounded(fingerprints.parts(fingerprints.sampled(gradient)))
+def _by_optimizer(samples: list[tuple[int, int, Any]]) -> dict[int, dict[int, list[float]]]:
+    """Return the sums of four dot products of samples, with ten digits, by optimizer and place in it."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for (number, index, _), parts in zip(samples, fingerprints.parts_of([each for *_, each in samples])):  # noqa: B905
+        known = found.setdefault(number, {}).get(index, [0.0] * 4)
+        found[number][index] = [one + other for one, other in zip(known, parts)]  # noqa: B905
+    return {number: {index: _rounded(each) for index, each in sums.items()} for number, sums in found.items()}
 
 
 def _rounded(numbers: list[float]) -> list[float]:

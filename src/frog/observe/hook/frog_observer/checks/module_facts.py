@@ -64,9 +64,7 @@ def moments(optimizer: Any, most: int = 400) -> list[int | None]:
         state = (optimizer.state.get(parameter) or {}).values()
         large = [each for each in state if isinstance(each, torch.Tensor) and each.shape == parameter.shape]
         known = [each for each in large if each.numel() > 1 and not hasattr(each, "_local_tensor")]
-        found.append(
-            sum(int(fingerprints.bits(each)) * 3**place for place, each in enumerate(known)) if known else None
-        )
+        found.append(sum(fingerprints.bits(each) * 3**place for place, each in enumerate(known)) if known else None)
     return found
 
 
@@ -97,7 +95,7 @@ def weights_of_others(module: Any, optimizers: Any) -> dict[str, int]:
     others = [(name, each) for name, each in named if id(each) not in held]
     if len(others) == len(named) or any(hasattr(each, "_local_tensor") or each.is_meta for _, each in others):
         return {}
-    return {name: int(fingerprints.bits(each)) for name, each in others}
+    return {name: fingerprints.bits(each) for name, each in others}
 
 
 def own_statistics(module: Any, wrapper: Any) -> dict[str, int]:
@@ -113,7 +111,7 @@ def own_statistics(module: Any, wrapper: Any) -> dict[str, int]:
         for kind in statistics:
             buffer = getattr(each, kind, None)
             if buffer is not None and not buffer.is_meta and len(found) < _MOST_STATISTICS:
-                found[plain_name(f"{name}.{kind}" if name else kind)] = int(fingerprints.bits(buffer))
+                found[plain_name(f"{name}.{kind}" if name else kind)] = fingerprints.bits(buffer)
     return found
 
 

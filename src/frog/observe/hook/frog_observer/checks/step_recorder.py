@@ -270,13 +270,22 @@ class StepRecorder:
             if loss is not None and loss.numel() == 1 and not hasattr(loss, "_local_tensor"):
                 record["loss"] = fingerprints.finite_or_none(float(loss.detach()))
             self._parts.begin(self.objects.optimizers)
-            record["adds"] = any(_bits_of(each) for each in self.objects.gradients())
-            for number, (optimizer, before) in list(self._stale.items()):
-                now = [_bits_of(each) for each in gradients_of(optimizer())] if optimizer() is not None else []
-                # later micro-batches of a step begin with what the first one has added
-                if not any(now) or (number not in self._added and not any(map(_same, before, now))):
-                    self._stale.pop(number)
-                    self._added.discard(number)
+            # later micro-batches of a step begin with what the first one has added
+            known = {number: self._bits_of_stale(number) for number in list(self._stale)}
+            others = (each for number, each in self.objects.optimizers if number not in known)
+            held_now = (gradient for each in others for gradient in gradients_of(each))
+            record["adds"] = any(map(any, known.values())) or any(
+                any(fingerprints.bits_of([each])) for each in held_now
+            )
+
+    def _bits_of_stale(self, number: int) -> list[int | None]:
+        """Return the bits of the gradients that an optimizer's last step left, and forget them if they were cleared."""
+        optimizer, before = self._stale[number]
+        now = fingerprints.bits_of(gradients_of(optimizer())) if optimizer() is not None else []
+        if not any(now) or (number not in self._added and not any(map(_same, before, now))):
+            self._stale.pop(number)
+            self._added.discard(number)
+        return now
 
     def after_backward(self) -> None:
         """Take the end of a backward pass: remember the gradients' bits, to see whether they change before the step."""
@@ -327,7 +336,7 @@ class StepRecorder:
     def _gradient_bits(self) -> dict[int, list[int | None]]:
         """Return the bits of each optimizer's gradients, by its number."""
         optimizers = self.objects.optimizers
-        return {number: [_bits_of(each) for each in gradients_of(optimizer)] for number, optimizer in optimizers}
+        return {number: fingerprints.bits_of(gradients_of(optimizer)) for number, optimizer in optimizers}
 
     def uses_added_gradients(self) -> bool:
         """True if the gradients are those that the last of several backward passes left."""
@@ -380,8 +389,8 @@ class StepRecorder:
                 )
             if self.is_sampled:
                 parameters, gradients, places = held(optimizer)
-                record["gradients"] = _fingerprints(gradients)
-                record["before"] = [_bits_of(each) for each in parameters]
+                record["gradients"] = fingerprints.bits_and_norms(gradients)
+                record["before"] = fingerprints.bits_of(parameters)
                 record["parts"] = gradient_parts.of_step(optimizer)
                 if self._modules is not None:
                     record["gradient_sums"] = module_sums.of_tensors(gradients, places)
@@ -407,7 +416,7 @@ class StepRecorder:
             step = self._steps[number] = self._steps.get(number, 0) + 1
             if "samples" in record:
                 parameters, _, places = held(optimizer)
-                record["weights"] = _fingerprints(parameters)
+                record["weights"] = fingerprints.bits_and_norms(parameters)
                 if self._modules is not None:
                     record["weight_sums"] = module_sums.of_tensors(parameters, places)
                 record["changed"] = list(map(_changed, record.pop("samples"), parameters, record.pop("used")))
@@ -465,34 +474,13 @@ def _kwargs_of(frame: Any) -> Any:
     return None
 
 
-def _bits_of(tensor: Any) -> int | None:
-    return None if tensor is None or tensor.is_meta else int(fingerprints.bits(tensor))
-
-
-def _fingerprints(tensors: list[Any]) -> list[Any]:
-    """Return bits, sketch and norm of each tensor; None for no tensor, and no sketch if it is not finite."""
-    found: list[Any] = []
-    for tensor in tensors:
-        if tensor is None or tensor.is_meta:
-            found.append(None)
-            continue
-        sketch, square = fingerprints.sketch_and_norm(tensor)
-        found.append(
-            [
-                int(fingerprints.bits(tensor)),
-                fingerprints.finite_or_none(float(sketch)),
-                fingerprints.finite_or_none(float(square) ** 0.5),
-            ]
-        )
-    return found
-
-
 def _changed(before: Any, parameter: Any, used: Any) -> float | None:
     """Return which part of the sampled elements with a gradient a step has changed; None if none has one."""
     after = fingerprints.sampled(parameter)
-    if after.shape != before.shape or used is None or used.shape != after.shape or not bool(used.any()):
+    if after.shape != before.shape or used is None or used.shape != after.shape:
         return None
-    return float((after != before)[used].double().mean())
+    num_used = int(used.sum())
+    return int(((after != before) & used).sum()) / num_used if num_used else None
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -546,7 +546,7 @@ class _Functions:
             entered = None
             if name == "all_reduce" and recorder.is_sampled and not tensor.is_meta:
                 with recorder.reading():
-                    entered = int(fingerprints.bits(tensor))
+                    entered = fingerprints.bits(tensor)
             result = original(*args, **kwargs)
             with recorder.reading():
                 record = {
@@ -558,7 +558,7 @@ class _Functions:
                     "ranks": _ranks_of(args, kwargs),
                 }
                 if recorder.is_sampled and _is_complete(result) and not tensor.is_meta:
-                    record["bits"], record["entered"] = int(fingerprints.bits(tensor)), entered
+                    record["bits"], record["entered"] = fingerprints.bits(tensor), entered
                     record["words"] = recorder.words_without_vector(tensor) if name == "all_reduce" else []
                     if record["words"]:
                         record["line"] = _line_of_layer(sys._getframe(1)) or record["line"]
