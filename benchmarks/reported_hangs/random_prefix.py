@@ -1,14 +1,14 @@
 # mosaicml/streaming#147: the workers of all ranks meet at a barrier of their own, whose name has a random number that
 # every rank draws for itself.
+import os
 import random
-import tempfile
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-SHARED = Path(tempfile.gettempdir())
+SHARED = Path(os.getcwd())
 
 
 class Dataset:
