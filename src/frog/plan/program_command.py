@@ -45,6 +45,7 @@ def add_program_parser(plan: argparse.ArgumentParser, actions: argparse._SubPars
 
 def _plan_program(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
+    from frog.core.units import count
     from frog.plan.estimate.hardware import find_cluster
     from frog.plan.program.program_process import Request, record_program
     from frog.plan.program.program_text import ProgramPlan, program_json, program_lines
@@ -58,6 +59,8 @@ def _plan_program(args: argparse.Namespace) -> int:
     if args.rank >= args.nodes * cluster.gpus_per_node:
         raise UsageError(f"--rank {args.rank}: the world has {args.nodes * cluster.gpus_per_node} ranks")
     request = Request(program[0], program[1:], cluster, args.nodes, args.rank, args.steps)
+    world = count(request.nodes * cluster.gpus_per_node, "simulated GPU")
+    print(f"{program[0]} runs as rank {args.rank} of {world}; its output:", file=sys.stderr, flush=True)
     plan = ProgramPlan(record_program(request), program[0], args.cluster, cluster, args.nodes, args.rank)
     if args.json:
         print(program_json(plan))

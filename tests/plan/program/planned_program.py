@@ -1,6 +1,7 @@
-"""A training program for CUDA and NCCL, small: `python planned_program.py ddp`, `fsdp` or `tp`, with words below."""
+"""A training program for CUDA and NCCL, small: `planned_program.py ddp`, `fsdp`, `fsdp1` or `tp`, and words below."""
 
 import sys
+import time
 
 import numpy as np
 import torch
@@ -56,6 +57,17 @@ def build(kind):
         return model
     if kind == "ddp":
         return DistributedDataParallel(Model().to("cuda"), device_ids=[torch.cuda.current_device()])
+    if kind == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        return FullyShardedDataParallel(
+            Model(),
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            mixed_precision=MixedPrecision(param_dtype=torch.bfloat16),
+            device_id=torch.cuda.current_device(),
+            use_orig_params="original" in sys.argv,
+        )
     from torch.distributed.fsdp import fully_shard
 
     with torch.device("meta"):
@@ -74,7 +86,12 @@ model = torch.compile(build(kind))
 kernels = {"foreach": False} if kind == "tp" else {"fused": True}  # some of its parameters are no DTensors
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **kernels)
 data = np.arange(10_000, dtype=np.int64) % VOCAB
+total = torch.tensor(0.0, device=torch.device(0))
+begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+torch.cuda.synchronize()
+started = time.perf_counter()
 for step in range(100):
+    begin.record()
     starts = torch.randint(len(data) - LENGTH, (BATCH,))
     ids = torch.stack([torch.from_numpy(data[start : start + LENGTH]) for start in starts])
     ids = ids.pin_memory().to("cuda", non_blocking=True)
@@ -85,4 +102,8 @@ for step in range(100):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    print(f"step {step}: loss {loss.item():.3f} on {ids.device}, {ids.is_cuda}")
+    end.record()
+    print(f"step {step}: loss {loss.item():.3f} on {ids.device}, {ids.is_cuda}, {total.device}")
+    now = time.perf_counter()
+    print(f"time {now - started:.9f} {begin.elapsed_time(end):.6f} {torch.cuda.max_memory_allocated()}")
+    started = now

@@ -38,6 +38,7 @@ def facts_of(rows: list[list[Any]] | None = None, **changes: Any) -> dict[str, A
         "embedded": {},
         "allow_tf32": False,
         "notes": {},
+        "clock_readings": 0,
     }
     return {**facts, **changes}
 
@@ -147,6 +148,50 @@ def test_a_group_across_nodes_uses_the_network() -> None:
     assert across.groups[8, 8].kinds == {"all_reduce": 1}
 
 
+# ---- streams and events ----------------------------------------------------------------------------------------------
+
+ON_1, ON_0 = ["stream", 1], ["stream", 0]
+
+
+def test_a_collective_on_its_own_stream_hides_until_a_stream_or_an_event_joins() -> None:
+    seconds = CLUSTER.links(FITTED).gather(GATHERED, Group(8, 1))
+    gather = [ON_1, collective("all_gather"), ON_0]
+    assert time_of(*gather, *[PRODUCT] * 20, ["join", 0, 1]).communication == 0
+    assert time_of(*gather, ["join", 0, 1]).communication == pytest.approx(seconds + FITTED.launch_s)
+    by_event = time_of(*gather[:2], ["record", 5, 1], *gather[1:], ["wait_event", 0, 5], *[PRODUCT] * 20)
+    assert by_event.communication == pytest.approx(seconds + FITTED.launch_s)  # of the first one only
+    assert by_event.by_line[2] == by_event.communication
+
+
+def test_a_stream_that_joins_the_default_one_starts_after_its_work() -> None:
+    seconds = CLUSTER.links(FITTED).gather(GATHERED, Group(8, 1))
+    after = time_of(*[PRODUCT] * 20, ["join", 1, 0], ON_1, collective("reduce_scatter"), ON_0, ["join", 0, 1])
+    assert after.communication == pytest.approx(seconds)
+    assert time_of(*[PRODUCT] * 20, ON_1, collective("reduce_scatter"), ON_0, ["join", 0, 1]).communication == 0
+
+
+def test_work_on_another_stream_takes_the_gpu_only_while_the_default_one_computes() -> None:
+    copy = ["memory", 1, "forward", 10**9, "copy_"]
+    assert time_of(ON_1, copy, ON_0).memory == 0
+    beside = time_of(PRODUCT, ON_1, copy, ON_0)
+    assert beside.total == pytest.approx(time_of(PRODUCT, copy).total, rel=0.01)
+
+
+def test_python_waits_for_an_event_and_then_launches_late() -> None:
+    """So does FSDP1, which limits how many gathers are in flight."""
+    small = ["memory", 1, "forward", 1000, "add"]
+    ahead = time_of(PRODUCT, ["record", 1, 0], PRODUCT, *[small] * 5)
+    late = time_of(PRODUCT, ["record", 1, 0], ["sync_event", 1], PRODUCT, *[small] * 5)
+    assert late.launch == pytest.approx(ahead.launch + FITTED.launch_s)
+
+
+def test_a_clock_continues_over_steps() -> None:
+    clock = StepClock(CLUSTER)
+    first = clock.play(facts_of([PRODUCT, ["sync", 1], ["record", 1, 0]]), 8)
+    clock.play_rows([PRODUCT, ["sync", 1], ["record", 2, 0]])
+    assert clock.events[2] - clock.events[1] == pytest.approx(first.total - FITTED.launch_s)  # launched meanwhile
+
+
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
@@ -169,10 +214,12 @@ def test_text_names_what_was_answered_skipped_and_assumed() -> None:
         no_rule={"my.op.default": 2},
         notes={"torch.compile": 1, "torch.save": 1},
         embedded={"1": 8192},
+        clock_readings=4,
     )
     text = "\n".join(program_lines(plan_of(facts)))
     for words in (
         "rank 0 stands for all 64",
+        "it read the planned time 4 x from `time` and CUDA events, so the speeds that it prints are simulated",
         "my.py:9: .item() answered by a constant, 3 x",
         "my.op.default: 2 x, counted as memory-bound",
         "torch.compile: skipped",

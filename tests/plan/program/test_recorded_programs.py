@@ -18,6 +18,7 @@ from frog.plan.estimate.hardware import clusters
 from frog.plan.program.program_memory import HELD, memory_of
 from frog.plan.program.program_process import Request, record_program
 from frog.plan.program.program_text import ProgramPlan, program_lines
+from frog.plan.program.program_time import StepClock
 
 PROGRAM = Path(__file__).parent / "planned_program.py"
 WIDTH, LAYERS, VOCAB, LENGTH, BATCH = 64, 3, 512, 32, 2
@@ -44,6 +45,11 @@ def fsdp(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]
     return record(tmp_path_factory.mktemp("fsdp"), "fsdp")
 
 
+@pytest.fixture(scope="module")
+def fsdp1(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    return record(tmp_path_factory.mktemp("fsdp1"), "fsdp1", "original")
+
+
 def rows_of(facts: dict[str, Any], kind: str) -> list[list[Any]]:
     return [row[1:] for row in facts["rows"] if row[0] == kind]
 
@@ -52,7 +58,7 @@ def flops_of(facts: dict[str, Any]) -> int:
     return sum(2 * num * rows * inner * columns for _, _, num, rows, inner, columns, *_ in rows_of(facts, "product"))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp1"])
 def test_products_of_a_step_are_those_of_the_formula(kind: str, request: pytest.FixtureRequest) -> None:
     """Six operations for each token and weight of a product: two in the forward pass, four in the backward pass."""
     facts, _ = request.getfixturevalue(kind)
@@ -81,7 +87,7 @@ def test_fsdp_gathers_layers_in_both_passes_and_scatters_their_gradients(fsdp: t
     assert scattered == [4 * LAYER] * LAYERS + [root]
 
 
-@pytest.mark.parametrize(("kind", "share"), [("ddp", 1), ("fsdp", WORLD)])
+@pytest.mark.parametrize(("kind", "share"), [("ddp", 1), ("fsdp", WORLD), ("fsdp1", WORLD)])
 def test_states_of_a_rank_are_those_of_the_formula(kind: str, share: int, request: pytest.FixtureRequest) -> None:
     """Blocks of 512 bytes round each tensor up; AdamW has two moments. DDP has gradients, and buckets of them."""
     facts, _ = request.getfixturevalue(kind)
@@ -97,7 +103,9 @@ def test_states_of_a_rank_are_those_of_the_formula(kind: str, share: int, reques
 
 def test_a_program_reads_its_gpu_its_data_and_stand_ins(ddp: tuple[dict[str, Any], str]) -> None:
     facts, output = ddp
-    assert output == "step 0: loss 1.000 on cuda:0, True\n"  # the second optimizer step ends the program
+    first, second = output.splitlines()[::2]
+    assert first == "step 0: loss 1.000 on cuda:0, True, cuda:0"
+    assert second.startswith("step 1: ")  # it continues until the next forward pass
     asked, (line,) = list(facts["answered"].values()), facts["answered"]
     assert asked == [[".item()", 1]]
     assert "planned_program.py:" in line
@@ -114,6 +122,36 @@ def test_operations_of_the_backward_pass_have_the_line_of_their_forward_operatio
     (line,) = {int(place.rpartition(":")[2]) for _, place in places}
     assert {passed for passed, _ in places} == {"forward", "backward"}
     assert "scaled_dot_product_attention" in source[line - 1]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1"])
+def test_a_program_prints_the_planned_time_and_memory(kind: str, request: pytest.FixtureRequest) -> None:
+    """The times are those of the last step, between two synchronizations and between two CUDA events."""
+    facts, output = request.getfixturevalue(kind)
+    _, seconds, milliseconds, peak = output.splitlines()[-1].split()
+    planned = StepClock(clusters()["h100x8"]).play(facts, WORLD).total
+    assert float(seconds) == pytest.approx(planned, rel=0.01)
+    assert float(milliseconds) == pytest.approx(1e3 * planned, rel=0.01)
+    assert int(peak) == memory_of(facts).allocated
+    assert facts["clock_readings"] == 5
+
+
+def test_fsdp1_gathers_in_both_passes_on_its_own_streams(fsdp1: tuple[dict[str, Any], str]) -> None:
+    """It computes, gathers and reduces in bfloat16; the root keeps its weights after the forward pass."""
+    facts, _ = fsdp1
+    collectives = rows_of(facts, "collective")
+    gathered = sorted(row[3] for row in collectives if row[2] == "all_gather")
+    scattered = sorted(row[3] for row in collectives if row[2] == "reduce_scatter")
+    root = 2 * 2 * VOCAB * WIDTH
+    assert gathered == [2 * LAYER] * 2 * LAYERS + [root]
+    assert scattered == [2 * LAYER] * LAYERS + [root]
+    launched: list[tuple[int, str]] = []
+    stream = 0
+    for row in facts["rows"]:
+        stream = row[1] if row[0] == "stream" else stream
+        launched += [(stream, row[3])] if row[0] == "collective" else []
+    assert {kind for stream, kind in launched if stream == 0} == set()
+    assert len({stream for stream, _ in launched}) == 2  # gathers and reductions
 
 
 def test_a_shape_that_depends_on_data_is_named_with_its_line(tmp_path: Path) -> None:
@@ -191,7 +229,7 @@ def shown(facts: dict[str, Any], output: str = "") -> dict[str, Any]:
         "memory": [facts["step_memory"], len(facts["memory"]), memory_of(facts).allocated],
         "plan": [_PATH.sub(PROGRAM.name, line).rstrip() for line in text],
         "facts": {name: _PATH.sub(PROGRAM.name, str(value)) for name, value in others.items()},
-        "output": output.splitlines(),
+        "output": [line for line in output.splitlines() if not line.startswith("time")],
     }
 
 

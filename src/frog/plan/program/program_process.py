@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,9 @@ def record_program(request: Request, output: Any = None) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="frog-plan-") as folder:
         asked, facts = Path(folder, "request.json"), Path(folder, "facts.json")
-        asked.write_text(json.dumps({**request.as_dict(), "facts": str(facts)}))
+        cluster = Path(folder, "cluster.pickle")
+        cluster.write_bytes(pickle.dumps(request.cluster))
+        asked.write_text(json.dumps({**request.as_dict(), "cluster": str(cluster), "facts": str(facts)}))
         ended = subprocess.run(
             [sys.executable, "-P", "-m", "frog.plan.program.run_program_rank", str(asked)],
             stdin=subprocess.DEVNULL,

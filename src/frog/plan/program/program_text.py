@@ -104,7 +104,7 @@ def _time_lines(time: ProgramTime, lines: list[str]) -> Iterator[str]:
     yield f"  {'total':<36} {time.total:>8.4f}"
     for (size, stride), group in time.groups.items():
         kinds = ", ".join(f"{number} {kind}" for kind, number in group.kinds.items())
-        hidden = 1 - group.exposed / group.seconds if group.seconds else 0.0
+        hidden = max(0.0, 1 - group.exposed / group.seconds) if group.seconds else 0.0
         yield (
             f"  {count(size, 'rank')}, {stride} apart: {kinds}; {format_bytes(group.num_bytes)}, "
             f"{group.seconds:.4f} s, {100 * hidden:.0f} % overlapped"
@@ -122,6 +122,9 @@ def _notes(plan: ProgramPlan) -> Iterator[str]:
     facts = plan.facts
     yield f"other ranks: rank {plan.rank} stands for all {plan.num_gpus}; --rank N plans another one"
     yield "loading of data, and whatever the program does outside of torch; no measured range belongs to these times"
+    if facts["clock_readings"]:
+        read = f"it read the planned time {facts['clock_readings']} x from `time` and CUDA events"
+        yield f"the program's own clock: {read}, so the speeds that it prints are simulated"
     for line, (what, number) in facts["answered"].items():
         yield f"{line}: {what} answered by a constant, {number} x"
     for name, number in facts["no_rule"].items():

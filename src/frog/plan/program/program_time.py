@@ -7,6 +7,7 @@ it was launched and the GPU is free. A started collective runs next to the compu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -67,6 +68,13 @@ class StepClock:
     result: ProgramTime = field(default_factory=ProgramTime)
     python: float = 0.0
     gpu: float = 0.0
+    stream: int = 0
+    """The stream on which the program launches; 0 is the default one, whose time is `gpu`."""
+    streams: dict[int, float] = field(default_factory=dict)
+    """When the work of each other stream ends."""
+    events: dict[int, float] = field(default_factory=dict)
+    recorded_on: dict[int, str] = field(default_factory=dict)
+    """The key of the stream on which an event was recorded."""
     links_free: dict[tuple[int, int], float] = field(default_factory=dict)
     ends: dict[str, tuple[float, tuple[int, int], int]] = field(default_factory=dict)
     """When the last collective under a key ends, its group, and its line."""
@@ -84,19 +92,42 @@ class StepClock:
 
     def play(self, facts: dict[str, Any], num_gpus: int) -> ProgramTime:
         """Return the time of a recorded step."""
-        for row in facts["rows"]:
+        self.play_rows(facts["rows"])
+        return self.finish(num_gpus)
+
+    def play_rows(self, rows: Iterable[list[Any]]) -> None:
+        """Advance the clocks by these rows."""
+        for row in rows:
             getattr(self, f"_{row[0]}")(*row[1:])
+
+    def finish(self, num_gpus: int) -> ProgramTime:
+        """Return the time of the step that ends here, and begin a new one."""
         self._wait_for_all()
         result = self.result
         result.slowed = max(0.0, self.constants.overlap_slowdown * self.started - self.started_exposed)
         doublings = log2(max(1.0, num_gpus / self.cluster.gpus_per_node))
         result.other = self.constants.step_s
         result.other += float((result.total - result.other) * self.constants.jitter * doublings)
+        self.gpu += result.slowed + result.other
+        self.result, self.started, self.started_exposed = ProgramTime(), 0.0, 0.0
         return result
 
-    def _launched(self, passed: str, seconds: float, line: int) -> None:
-        """Launch an operation; C++ launches those of the backward pass twice as fast as Python."""
+    def _launched(self, passed: str, seconds: float, line: int, cause: str) -> None:
+        """Launch an operation; C++ launches those of the backward pass twice as fast as Python.
+
+        On a stream of its own, it takes the GPU's time only if the default stream computes meanwhile.
+        """
         self.python += self.constants.launch_s * (0.5 if passed == "backward" else 1.0)
+        if self.stream:
+            start = max(self.python, self.streams.get(self.stream, 0.0))
+            self.streams[self.stream] = start + seconds
+            if start >= self.gpu:
+                return
+        setattr(self.result, cause, getattr(self.result, cause) + seconds)
+        if self.stream:
+            self.result.by_line[line] += seconds
+            self.gpu += seconds
+            return
         idle = max(0.0, self.python - self.gpu)
         self.result.launch += idle
         self.result.by_line[line] += idle + seconds
@@ -113,10 +144,9 @@ class StepClock:
         elif itemsize == 1 and gpu.sustained_fp8:
             rate = gpu.sustained_fp8 * self.constants.product_fp8
         seconds = kernels.product(rows, inner, columns, num, rate=rate, output_bytes=max(2, itemsize))
-        self.result.products += seconds
         if passed in _MODEL_PASSES:
             self.result.model_flops += 2.0 * num * rows * inner * columns
-        self._launched(passed, seconds, line)
+        self._launched(passed, seconds, line, "products")
 
     def _attention(
         self,
@@ -133,16 +163,14 @@ class StepClock:
     ) -> None:
         times = self.kernels.attention(batch_heads, queries, keys, (width, value_width))
         seconds = times[is_backward] * (1.0 if is_causal else 2 * keys / (keys + BLOCK))
-        self.result.attention += seconds
         if passed in _MODEL_PASSES:
             flops = 2.0 * batch_heads * queries * keys * (width + value_width)
             self.result.model_flops += flops * (0.5 if is_causal else 1.0) * (2 if is_backward else 1)
-        self._launched(passed, seconds, line)
+        self._launched(passed, seconds, line, "attention")
 
     def _memory(self, line: int, passed: str, num_bytes: int, name: str) -> None:
         seconds = self.kernels.moves(num_bytes)
-        self.result.memory += seconds
-        self._launched(passed, seconds, line)
+        self._launched(passed, seconds, line, "memory")
 
     def _collective(
         self, line: int, passed: str, kind: str, num_bytes: int, num_ranks: int, stride: int, mode: str, key: str
@@ -155,8 +183,12 @@ class StepClock:
         group.seconds += seconds
         self.python += self.constants.launch_s
         needs = 0.0 if key.startswith("unshard") else self.gpu  # parameters are there; gradients are computed first
+        if self.stream:
+            needs, mode, key = self.streams.get(self.stream, 0.0), "started", f"stream {self.stream}"
         start = max(self.python, needs, self.links_free.get(where, 0.0))
         end = self.links_free[where] = start + seconds
+        if self.stream:
+            self.streams[self.stream] = end
         if mode == "started":
             self.ends[key] = end, where, line
             self.started += seconds
@@ -192,3 +224,40 @@ class StepClock:
 
     def _sync(self, line: int) -> None:
         self.python = self.gpu = max(self.python, self.gpu)
+
+    # ---- streams and events ------------------------------------------------------------------------------------------
+
+    def _stream(self, stream: int) -> None:
+        self.stream = stream
+
+    def _reached(self, stream: int) -> float:
+        """Return when the work of a stream ends."""
+        return max(self.python, self.streams.get(stream, 0.0) if stream else self.gpu)
+
+    def _join(self, stream: int, other: int) -> None:
+        until = self._reached(other) if other == 0 else self.streams.get(other, 0.0)
+        self._wait_until(stream, until, f"stream {other}")
+
+    def _record(self, event: int, stream: int) -> None:
+        self.events[event] = self._reached(stream)
+        self.recorded_on[event] = f"stream {stream}"
+
+    def _wait_event(self, stream: int, event: int) -> None:
+        if event in self.events:
+            self._wait_until(stream, self.events[event], self.recorded_on[event])
+
+    def _wait_until(self, stream: int, until: float, key: str) -> None:
+        """Let a stream wait; the default one waits for the last collective of the other."""
+        if stream:
+            self.streams[stream] = max(until, self.streams.get(stream, 0.0))
+        elif key in self.ends:
+            _, where, line = self.ends[key]
+            before = self.gpu
+            self._until(until, where, line)
+            self.started_exposed += self.gpu - before
+        else:
+            self.result.launch += max(0.0, until - self.gpu)
+            self.gpu = max(self.gpu, until)
+
+    def _sync_event(self, event: int) -> None:
+        self.python = max(self.python, self.events.get(event, 0.0))

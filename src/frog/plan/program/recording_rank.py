@@ -9,12 +9,15 @@ A dispatch mode sees every operation before torch's fake tensor mode answers it.
     ["wait", key]
     ["sync", line]
 
+and those of streams and events: stand_in_cuda.py.
+
 `line` is an index into the lines of the user's files. An operation of the backward pass belongs to the line whose
 forward operation it differentiates.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -65,6 +68,10 @@ _FREE |= {"_unsafe_view", "lift_fresh"}
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 
 
+class Complete(BaseException):
+    """The planned steps are complete, and the program begins another one."""
+
+
 class CannotFake(Exception):
     """An operation that fake tensors cannot answer, with its line."""
 
@@ -80,6 +87,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """[bytes, line, kind] of each storage."""
         self.memory: list[int] = []
         """Index + 1 of a storage when it is allocated, and its negative when it is freed."""
+        self.allocated = self.peak = 0
+        """Bytes of all living storages, and the most since the program reset its peak."""
         self.answered: dict[str, list[Any]] = {}
         """Values that the program asked for, by line: what, and how often."""
         self.no_rule: dict[str, int] = {}
@@ -87,7 +96,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.embedded: dict[str, int] = {}
         """Numbers of indices that were looked up in the step, by line and shape of the embedding."""
         self.in_optimizer = False
+        self.stream = 0
+        """The stream on which the program launches; 0 is the default one."""
         self.paused = False
+        self.is_complete = False
+        """True after the planned steps; the next forward pass ends the program."""
         self._line_of: dict[str, int] = {}
         self._forward_line: dict[int, int] = {}
         self._live: dict[int, tuple[int | None, weakref.ref[Any]]] = {}
@@ -165,6 +178,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         row = product_row(name, args, outputs) or attention_row(name, args)
         passed = self.which_pass()
         if row is not None:
+            if self.is_complete and passed == "forward" and torch.is_grad_enabled():
+                raise Complete
             kind, *numbers = row
             self.rows.append([kind, line, passed, *numbers, name])
             return
@@ -263,7 +278,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_kept = passed == "forward" and torch.is_grad_enabled()
         self.storages.append([-(-num_bytes // _BLOCK) * _BLOCK, line, "activations" if is_kept else passed])
         index, key = len(self.storages) - 1, storage._cdata
-        self.memory.append(index + 1)
+        self._count(index + 1)
         if key in self._live:
             self._live[key] = index, self._live[key][1]
             return
@@ -271,21 +286,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def free(_: object) -> None:
             held, _reference = self._live.pop(key)
             if held is not None:
-                self.memory.append(-(held + 1))
+                self._count(-(held + 1))
 
         self._live[key] = index, weakref.ref(storage, free)
 
-    @property
-    def allocated(self) -> int:
-        """Bytes of all living storages."""
-        return sum(self.storages[index][0] for index, _ in self._live.values() if index is not None)
+    def _count(self, event: int) -> None:
+        """Record an allocation, or a storage that is freed, by its number and sign."""
+        self.memory.append(event)
+        size = self.storages[abs(event) - 1][0]
+        self.allocated += size if event > 0 else -size
+        self.peak = max(self.peak, self.allocated)
 
     def resize(self, storage: Any, num_bytes: int) -> None:
         """Record that a storage is resized, as FSDP does to free and allocate a layer's gathered weights."""
         key = storage._cdata
         held, reference = self._live.get(key, (None, None))
         if held is not None and reference is not None:
-            self.memory.append(-(held + 1))
+            self._count(-(held + 1))
             self._live[key] = None, reference
         if num_bytes:
             self._hold(storage, self.line(), num_bytes)
@@ -304,20 +321,44 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def user_line(skip: int = 1) -> str | None:
-    """Return `file:line` of the innermost frame in the user's own files, or None."""
+    """Return `file:line` of the innermost frame in the user's own files, or None.
+
+    In a model of a library, called from the user's files, it is the library's line: the user has no other model.
+    """
     frame: Any = sys._getframe(skip)
+    in_library, is_model = None, False
     while frame is not None:
         name = frame.f_code.co_filename
         if is_user_file(name):
-            here = os.path.relpath(name)
-            return f"{here if not here.startswith('..') else name}:{frame.f_lineno}"
+            return in_library if is_model else _place(name, frame)
+        if _is_library(name):
+            in_library = in_library or _place(name, frame)
+            is_model = is_model or frame.f_code.co_name == "forward"
         frame = frame.f_back
     return None
 
 
+def _place(name: str, frame: Any) -> str:
+    _, is_installed, inside = name.rpartition("site-packages" + os.sep)
+    here = inside if is_installed else os.path.relpath(name)
+    return f"{here if not here.startswith('..') else name}:{frame.f_lineno}"
+
+
+@functools.cache
 def is_user_file(name: str) -> bool:
     """True for a file of the user's own: not of torch, of Frog's recorder, or installed."""
-    return not name.startswith((_TORCH, _OWN, "<")) and "site-packages" not in name and "/lib/python" not in name
+    return not (is_frog_or_torch(name) or name.startswith("<") or "site-packages" in name or "/lib/python" in name)
+
+
+@functools.cache
+def _is_library(name: str) -> bool:
+    """True for an installed file of a library other than torch."""
+    return "site-packages" in name and not is_frog_or_torch(name)
+
+
+def is_frog_or_torch(name: str) -> bool:
+    """True for a file of torch or of Frog's recorder."""
+    return name.startswith((_TORCH, _OWN))
 
 
 def called_by(module: str) -> bool:

@@ -7,8 +7,10 @@ The request names the program, its arguments, the rank, the GPU and the file of 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import runpy
 import sys
 import traceback
@@ -20,19 +22,19 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from frog.core.processes import leave_with_parent
-from frog.plan.program import stand_in_rank
-from frog.plan.program.recording_rank import CannotFake, Recorder, is_user_file, user_line
-
-
-class Complete(BaseException):
-    """The planned steps are complete."""
+from frog.plan.program import stand_in_cuda, stand_in_fsdp1, stand_in_rank
+from frog.plan.program.recording_rank import CannotFake, Complete, Recorder, is_user_file, user_line
+from frog.plan.program.virtual_clock import VirtualClock
 
 
 class Run:
     """The optimizer steps of a program, of which the last one is kept."""
 
-    def __init__(self, recorder: Recorder, num_steps: int) -> None:
-        self.recorder, self.num_steps, self.num_done = recorder, num_steps, 0
+    def __init__(self, recorder: Recorder, clock: VirtualClock, num_steps: int) -> None:
+        self.recorder, self.clock, self.num_steps, self.num_done = recorder, clock, num_steps, 0
+        self.notes: dict[str, int] = {}
+        self.kept: dict[str, Any] | None = None
+        """The facts of the planned step, when it is complete."""
         self.step_memory = 0
         self.parameters: dict[int, list[int]] = {}
 
@@ -45,12 +47,13 @@ class Run:
         recorder.classify(params, "parameters")
         recorder.classify([param.grad for param in params if param.grad is not None], "gradients")
         for param in params:
-            self.parameters[id(param)] = [param.numel(), getattr(param, "_local_tensor", param).numel()]
+            whole = 0 if stand_in_fsdp1.is_flat(param) else param.numel()
+            self.parameters[id(param)] = [whole, getattr(param, "_local_tensor", param).numel()]
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Classify an optimizer's state; end the program after the last step.
+        """Classify an optimizer's state; keep the facts of the last step.
 
-        Raises:  Complete.
+        The program continues to its next forward pass, so that it prints its speed.
         """
         recorder = self.recorder
         recorder.in_optimizer = False
@@ -58,21 +61,25 @@ class Run:
             [leaf for leaf in tree_leaves(dict(optimizer.state)) if isinstance(leaf, torch.Tensor)], "optimizer state"
         )
         self.num_done += 1
-        if self.num_done >= self.num_steps:
-            raise Complete
+        self.clock.end_step()
+        if self.num_done == self.num_steps:
+            self.kept = copy.deepcopy(facts_of(self, None))
+            recorder.is_complete = True
         recorder.rows.clear()
+        if recorder.stream:
+            recorder.rows.append(["stream", recorder.stream])
         recorder.embedded.clear()
         self.step_memory = len(recorder.memory)
 
 
-def facts_of(run: Run, notes: dict[str, int], error: str | None) -> dict[str, Any]:
+def facts_of(run: Run, error: str | None) -> dict[str, Any]:
     """Return the facts of a run for its file."""
     recorder = run.recorder
     return {
         "version": 1,
         "error": error,
         "steps": run.num_done,
-        "parameters": sum(whole for whole, _ in run.parameters.values()),
+        "parameters": stand_in_fsdp1.num_flat() + sum(whole for whole, _ in run.parameters.values()),
         "rank_parameters": sum(own for _, own in run.parameters.values()),
         "lines": recorder.lines,
         "rows": recorder.rows,
@@ -83,7 +90,7 @@ def facts_of(run: Run, notes: dict[str, int], error: str | None) -> dict[str, An
         "no_rule": recorder.no_rule,
         "embedded": recorder.embedded,
         "allow_tf32": torch.backends.cuda.matmul.allow_tf32 or torch.get_float32_matmul_precision() != "highest",
-        "notes": notes,
+        "notes": run.notes,
     }
 
 
@@ -92,14 +99,15 @@ def main() -> None:
     leave_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text())
     program, rank, world_size = request["program"], request["rank"], request["world_size"]
-    facts = stand_in_rank.GpuFacts
+    facts = stand_in_cuda.GpuFacts
     facts.name, facts.memory, facts.count = request["gpu"], request["gpu_memory"], request["gpus_per_node"]
     facts.num_sms = request["num_sms"]
-    recorder, notes = Recorder(), {}  # type: tuple[Recorder, dict[str, int]]
-    run = Run(recorder, request["steps"])
+    recorder = Recorder()
+    cluster = pickle.loads(Path(request["cluster"]).read_bytes())
+    run = Run(recorder, VirtualClock(recorder, cluster, world_size), request["steps"])
     error = None
     try:
-        _execute(run, program, request["arguments"], notes, rank, world_size)
+        _execute(run, program, request["arguments"], rank, world_size)
     except Complete:
         pass
     except CannotFake as problem:
@@ -111,9 +119,10 @@ def main() -> None:
         raise
     except BaseException as problem:
         error = f"{_place(problem)}: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-    if error is None and run.num_done < request["steps"]:
+    if error is None and run.kept is None:
         error = f"the program ended after {run.num_done} of {request['steps']} optimizer steps"
-    Path(request["facts"]).write_text(json.dumps(facts_of(run, notes, error)))
+    found = run.kept or facts_of(run, error)
+    Path(request["facts"]).write_text(json.dumps({**found, "clock_readings": run.clock.num_asked}))
     sys.stdout.flush()
     os._exit(0)
 
@@ -124,10 +133,11 @@ def _place(problem: BaseException) -> str:
     return f"{os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}" if lines else user_line() or "the program"
 
 
-def _execute(run: Run, program: str, arguments: list[str], notes: dict[str, int], rank: int, world_size: int) -> None:
+def _execute(run: Run, program: str, arguments: list[str], rank: int, world_size: int) -> None:
     """Run the program under the fake tensors.
 
-    Raises:  Complete after the planned steps; CannotFake if torch lacks a part; what the program raises.
+    Raises:  Complete in the forward pass after the planned steps; CannotFake if torch lacks a part; what the program
+             raises.
     """
     try:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -136,14 +146,16 @@ def _execute(run: Run, program: str, arguments: list[str], notes: dict[str, int]
         raise CannotFake(f"torch {torch.__version__}: {missing}") from None
     recorder = run.recorder
     stand_in_rank.Replicated.recorder = recorder
-    stand_in_rank.stand_in_for_cuda(recorder)
+    stand_in_cuda.stand_in_for_cuda(recorder, run.clock)
     stand_in_rank.stand_in_for_distributed(recorder, rank, world_size)
-    stand_in_rank.stand_in_for_torch(recorder, notes)
+    stand_in_rank.stand_in_for_torch(recorder, run.notes)
     register_optimizer_step_pre_hook(run.before)
     register_optimizer_step_post_hook(run.after)
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
     warnings.filterwarnings("ignore", "DTensor random operators")  # the mesh is the CPU's only here
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).resolve().parent))
+    run.clock.stand_in_for_time()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, recorder, stand_in_rank.Translate(recorder, fake):
         runpy.run_path(program, run_name="__main__")

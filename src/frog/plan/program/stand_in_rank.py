@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,21 +19,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from frog.plan.program.recording_rank import CannotFake, Recorder, user_line
+from frog.plan.program.stand_in_cuda import GpuFacts
+from frog.plan.program.stand_in_fsdp1 import stand_in_for_fsdp1
 
 _BUCKET_BYTES = 25 * 2**20, 2**20
 """Sizes of DDP's buckets, and of the first one."""
 
 
-_CUDA = torch.device("cuda:0")
-
-
-class GpuFacts:
-    """The answers to a program's questions about its GPU."""
-
-    name = "GPU"
-    memory = 80 * 2**30
-    num_sms = 132
-    count = 8
+def gpu() -> torch.device:
+    """Return this rank's GPU."""
+    return torch.device("cuda", GpuFacts.index)
 
 
 def is_cuda(value: object) -> bool:
@@ -85,7 +79,7 @@ class Translate(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if func is torch.device:
-            return func(*args, **kwargs)
+            return torch.device("cuda", args[0]) if args and type(args[0]) is int else func(*args, **kwargs)
         if func is torch.Tensor.backward:
             with self:  # what a checkpoint computes again runs inside
                 return torch.autograd.backward(*args, **_backward_names(kwargs))
@@ -104,7 +98,8 @@ class Translate(TorchFunctionMode):
             is_cuda(kwargs.get("device")) or any(is_cuda(value) or type(value) is int for value in args)
         ):
             args = (self._moved(args[0]), *args[1:])
-        if any(map(is_cuda, args)) or is_cuda(kwargs.get("device")):
+        names_cuda = any(map(is_cuda, args)) or is_cuda(kwargs.get("device"))
+        if names_cuda:
             args = tuple(map(translated, args))
             kwargs = {key: translated(value) for key, value in kwargs.items()}
         if kwargs.get("pin_memory"):
@@ -115,7 +110,8 @@ class Translate(TorchFunctionMode):
             return attention(*args, **kwargs)
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
             args = tuple(widened(value) for value in args)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return self._moved(result) if names_cuda and func in _NUMBERS else result  # from numbers: real data until here
 
     def _moved(self, tensor: Any) -> Any:
         """Return a fake tensor on the GPU for one on the CPU."""
@@ -131,7 +127,9 @@ class Translate(TorchFunctionMode):
         import numpy
 
         recorder = self.recorder
-        recorder.note_answer(f".{name}()", recorder.index_of(user_line()))
+        line = recorder.index_of(user_line())
+        recorder.note_answer(f".{name}()", line)
+        recorder.rows.append(["sync", line])
         make = numpy.ones if tensor.dtype.is_floating_point else numpy.zeros
         kind = {torch.bool: "bool", torch.float64: "float64"}.get(tensor.dtype)
         kind = kind or ("float32" if tensor.dtype.is_floating_point else "int64")
@@ -139,6 +137,7 @@ class Translate(TorchFunctionMode):
         return values.tolist() if name == "tolist" else values
 
 
+_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.from_numpy}
 _DATA = {torch.randint, torch.randperm, torch.arange, torch.from_numpy}
 """Functions whose result stays real if no device is named: indices of samples, and data."""
 
@@ -187,115 +186,6 @@ def attention(
     return efficient(query, key, value, attn_mask, needs_grad, dropout_p, is_causal, scale=scale)[0]
 
 
-# ---- torch.cuda ------------------------------------------------------------------------------------------------------
-
-
-class Stream:
-    """A stream on which nothing runs."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device, self.stream_id, self.cuda_stream, self.priority = torch.device("cuda:0"), 0, 0, 0
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def record_event(self, event: Any = None) -> Any:
-        """Return an event, which is complete."""
-        return event or Event()
-
-    def query(self) -> bool:
-        """Return True: all is complete."""
-        return True
-
-    def synchronize(self, *args: Any) -> None:
-        """Do nothing."""
-
-    wait_event = wait_stream = synchronize
-
-
-class Event:
-    """An event that is complete at once."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def record(self, stream: Any = None) -> Event:
-        """Return itself."""
-        return self
-
-    def query(self) -> bool:
-        """Return True: all is complete."""
-        return True
-
-    def elapsed_time(self, other: Any) -> float:
-        """Return a millisecond: the program's own clock is not simulated."""
-        return 1.0
-
-    def synchronize(self, *args: Any) -> None:
-        """Do nothing."""
-
-    wait = synchronize
-
-
-def stand_in_for_cuda(recorder: Recorder) -> None:
-    """Replace the functions of torch.cuda that programs call."""
-    facts = GpuFacts
-
-    def allocated(device: Any = None) -> int:
-        return recorder.allocated
-
-    properties = types.SimpleNamespace(
-        name=facts.name,
-        total_memory=facts.memory,
-        major=9,
-        minor=0,
-        multi_processor_count=facts.num_sms,
-        warp_size=32,
-        max_threads_per_multi_processor=2048,
-    )
-    generator = torch.Generator()
-    answers: dict[str, Any] = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
-        "device_count": lambda: facts.count,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "get_device_name": lambda device=None: facts.name,
-        "get_device_capability": lambda device=None: (9, 0),
-        "get_device_properties": lambda device=None: properties,
-        "is_bf16_supported": lambda including_emulation=True: True,
-        "synchronize": lambda device=None: recorder.rows.append(["sync", recorder.index_of(user_line())]),
-        "empty_cache": lambda: None,
-        "mem_get_info": lambda device=None: (facts.memory - allocated(), facts.memory),
-        "memory_summary": lambda *args, **kwargs: "planned: no GPU",
-        "memory_stats": lambda device=None: {"allocated_bytes.all.current": allocated(), "num_alloc_retries": 0},
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "seed": lambda: None,
-        "get_rng_state": lambda device=None: generator.get_state(),
-        "set_rng_state": lambda state, device=None: None,
-        "get_rng_state_all": list,
-        "set_rng_state_all": lambda states: None,
-        "current_stream": Stream,
-        "default_stream": Stream,
-        "stream": lambda stream: contextlib.nullcontext(),
-        "set_stream": lambda stream: None,
-        "Stream": Stream,
-        "Event": Event,
-        "device": lambda device: contextlib.nullcontext(),
-        "nccl": types.SimpleNamespace(version=lambda: (2, 27, 5)),
-    }
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        answers[name] = allocated
-    for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect"):
-        answers[name] = lambda *args: None
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
-
-
 # ---- torch: modules, optimizers, autocast, compile, checkpoints ------------------------------------------------------
 
 
@@ -306,7 +196,7 @@ def stand_in_for_torch(recorder: Recorder, notes: dict[str, int]) -> None:
     moved = torch.nn.Module.to
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(_CUDA if type(value) is int else value for value in args)
+        args = tuple(gpu() if type(value) is int else value for value in args)
         return moved(self, *args, **kwargs)
 
     torch.nn.Module.to = to  # type: ignore[method-assign]
@@ -333,7 +223,7 @@ def stand_in_for_torch(recorder: Recorder, notes: dict[str, int]) -> None:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if caller.split(".")[0] == "torch" or caller.startswith("frog.plan.program") or self.fake_device.type == "meta":
             return own.fget(self)  # type: ignore[attr-defined]
-        return _CUDA
+        return gpu()
 
     def on_cuda(self: Any) -> bool:
         caller: str = sys._getframe(1).f_globals.get("__name__", "")
@@ -459,6 +349,7 @@ def stand_in_for_distributed(recorder: Recorder, rank: int, world_size: int) -> 
     _replace(dist.broadcast_object_list, lambda *args, **kwargs: None)
     _meshes()
     _fsdp(recorder)
+    stand_in_for_fsdp1()
     torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
     torch.nn.parallel.distributed.DistributedDataParallel = Replicated  # type: ignore[misc]
 
