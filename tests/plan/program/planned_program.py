@@ -87,6 +87,9 @@ kernels = {"foreach": False} if kind == "tp" else {"fused": True}  # some of its
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **kernels)
 data = np.arange(10_000, dtype=np.int64) % VOCAB
 total = torch.tensor(0.0, device=torch.device(0))
+lengths = torch.empty(dist.get_world_size(), dtype=torch.int64, device="cuda")
+dist.all_gather_into_tensor(lengths, torch.tensor([LENGTH], device="cuda"))
+assert set(lengths.tolist()) == {LENGTH}
 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 torch.cuda.synchronize()
 started = time.perf_counter()
@@ -96,7 +99,10 @@ for step in range(100):
     ids = torch.stack([torch.from_numpy(data[start : start + LENGTH]) for start in starts])
     ids = ids.pin_memory().to("cuda", non_blocking=True)
     if "shapes" in sys.argv:
-        ids[ids > 3].sum()
+        noise = torch.rand(8, device="cuda")
+        noise[noise > 0.5].sum()
+    ids[0] = 7
+    kept = ids[ids > 7]
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
     loss.backward()
@@ -104,6 +110,8 @@ for step in range(100):
     optimizer.zero_grad()
     end.record()
     print(f"step {step}: loss {loss.item():.3f} on {ids.device}, {ids.is_cuda}, {total.device}")
+    assert kept.shape[0] == (ids > 7).sum().item() == len(ids.cpu()[ids.cpu() > 7])
+    assert ids.cpu()[0].tolist() == [7] * LENGTH
     now = time.perf_counter()
     print(f"time {now - started:.9f} {begin.elapsed_time(end):.6f} {torch.cuda.max_memory_allocated()}")
     started = now

@@ -19,6 +19,7 @@ from frog.plan.program.program_memory import HELD, memory_of
 from frog.plan.program.program_process import Request, record_program
 from frog.plan.program.program_text import ProgramPlan, program_lines
 from frog.plan.program.program_time import StepClock
+from frog.plan.program.recording_rank import attention_row
 
 PROGRAM = Path(__file__).parent / "planned_program.py"
 WIDTH, LAYERS, VOCAB, LENGTH, BATCH = 64, 3, 512, 32, 2
@@ -131,7 +132,7 @@ def test_a_program_prints_the_planned_time_and_memory(kind: str, request: pytest
     _, seconds, milliseconds, peak = output.splitlines()[-1].split()
     planned = StepClock(clusters()["h100x8"]).play(facts, WORLD).total
     assert float(seconds) == pytest.approx(planned, rel=0.01)
-    assert float(milliseconds) == pytest.approx(1e3 * planned, rel=0.01)
+    assert float(milliseconds) == pytest.approx(1e3 * planned, rel=0.05)  # without what follows the event
     assert int(peak) == memory_of(facts).allocated
     assert facts["clock_readings"] == 5
 
@@ -155,7 +156,7 @@ def test_fsdp1_gathers_in_both_passes_on_its_own_streams(fsdp1: tuple[dict[str, 
 
 
 def test_a_shape_that_depends_on_data_is_named_with_its_line(tmp_path: Path) -> None:
-    line = next(n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "ids[ids > 3]" in text)
+    line = next(n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "noise[noise > 0.5]" in text)
     with pytest.raises(FrogError, match=rf"planned_program.py:{line}: the shape or value of \w+ depends on data"):
         record(tmp_path, "ddp", "shapes")
 
@@ -194,6 +195,40 @@ def test_fsdp_frees_gathered_weights(fsdp: tuple[dict[str, Any], str]) -> None:
             live.remove(-event)
     kinds = [facts["storages"][index - 1] for index in live]
     assert sum(size for size, _, kind in kinds if kind not in HELD) < LAYER
+
+
+@pytest.mark.slow
+def test_a_trainer_script_is_planned_with_the_lines_of_its_model(tmp_path: Path) -> None:
+    """Its masks are all ones, which it finds out, so attention is causal without a mask.
+
+    accelerate tells its parameters apart by their addresses.
+    """
+    pytest.importorskip("transformers")
+    script = PROGRAM.with_name("planned_trainer.py")
+    with (tmp_path / "output").open("w+") as output:
+        facts = record_program(Request(str(script), [str(tmp_path)], clusters()["h100x8"], nodes=2), output)
+    assert (tmp_path / "output").read_text().count("'grad_norm'") == 2
+    attention = rows_of(facts, "attention")
+    assert [row[1] for row in attention] == (["forward"] * 2 + ["backward"] * 2) * 2
+    assert {(row[7], row[9].removesuffix("_backward")) for row in attention} == {
+        (True, "_scaled_dot_product_flash_attention")
+    }
+    assert all("transformers/models/llama/" in facts["lines"][row[0]] for row in rows_of(facts, "product"))
+    kinds = Counter(row[2] for row in rows_of(facts, "collective"))
+    assert kinds["reduce_scatter"] == 4  # embedding, two layers and head, in the second micro-batch
+    assert facts["parameters"] == 2 * 512 * 64 + 2 * (3 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_is_causal_only_if_its_own_flag_says_so(is_causal: bool) -> None:
+    tensor = torch.empty(2, 4, 16, 8, device="meta")
+    flags = [is_causal] if is_causal else []  # torch leaves out what is the default
+    forward = attention_row(
+        "_scaled_dot_product_efficient_attention", (tensor, tensor, tensor, None, True, 0.0, *flags)
+    )
+    assert forward == ["attention", 8, 16, 16, 8, 8, is_causal, False]
+    flash = attention_row("_scaled_dot_product_flash_attention", (tensor, tensor, tensor, 0.0, is_causal, False))
+    assert flash == forward
 
 
 # ---- every row -------------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from frog.plan.program.known_values import computed, fake_results, follow, value_of
+
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _OWN = os.path.dirname(os.path.abspath(__file__))
 _BLOCK = 512
@@ -65,6 +67,8 @@ _FUNCTIONAL = {
 _FREE = {"detach", "alias", "_local_scalar_dense", "empty", "empty_like", "empty_strided", "new_empty", "resize_"}
 _FREE |= {"_unsafe_view", "lift_fresh"}
 """Operations that launch no kernel, next to views."""
+_BY_VALUE = ("DynamicOutputShapeException", "DataDependentOutputException")
+"""Errors of fake tensors for an operation whose shape or value depends on data."""
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 
 
@@ -157,8 +161,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            explain(error, name, self.lines[line])
-            raise
+            values = computed(func, args, kwargs) if type(error).__name__ in _BY_VALUE else None
+            if values is None:
+                explain(error, name, self.lines[line])
+                raise
+            result = fake_results(next(one for one in given if isinstance(one, FakeTensor)).fake_mode, values)
+        else:
+            follow(func, args, kwargs, result)
         if space == "c10d":
             self._collective(_COLLECTIVES.get(name, name), args, kwargs, line)
         elif space == "_c10d_functional":
@@ -201,9 +210,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.rows.append(["memory", line, passed, num_bytes, name])
 
     def answer(self, tensor: Any, line: int) -> Any:
-        """Return a value in place of a fake tensor's: 1.0, 0 or False."""
+        """Return the value of a fake tensor if it is known, else 1.0, 0 or False."""
         if tensor.constant is not None:
             return tensor.constant.item()
+        known = value_of(tensor)
+        if known is not None:
+            self.rows.append(["sync", line])
+            with _disable_current_modes():
+                return known.item()
         if called_by("torch.optim"):
             return 1.0  # the number of steps, which optimizers keep on the CPU
         self.note_answer(".item()", line)
@@ -377,7 +391,7 @@ def explain(error: RuntimeError, name: str, line: str) -> None:
     Raises:  CannotFake.
     """
     kind = type(error).__name__
-    if kind in ("DynamicOutputShapeException", "DataDependentOutputException"):
+    if kind in _BY_VALUE:
         raise CannotFake(f"{line}: the shape or value of {name} depends on data, which a plan does not compute")
     if kind in ("UnsupportedOperatorException", "UnsupportedFakeTensorException", "MetadataMismatchError"):
         raise CannotFake(f"{line}: {name} has no shape function, so fake tensors cannot run it")
@@ -438,6 +452,8 @@ def attention_row(name: str, args: Any) -> list[Any] | None:
     flags = [value for value in args if isinstance(value, bool)]
     batch_heads = query.shape[0] * query.shape[1]
     sizes = query.shape[2], key.shape[2], query.shape[3], value.shape[3]
+    if not is_backward and "efficient" in name:
+        flags = flags[1:]  # the first one asks for the sums of the softmax
     return ["attention", batch_heads, *sizes, any(flags[-1:] if is_backward else flags[:1]), is_backward]
 
 

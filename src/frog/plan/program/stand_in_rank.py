@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from frog.plan.program.recording_rank import CannotFake, Recorder, user_line
+from frog.plan.program.known_values import keep_value, value_of
+from frog.plan.program.recording_rank import CannotFake, Recorder, is_frog_or_torch, user_line
 from frog.plan.program.stand_in_cuda import GpuFacts
 from frog.plan.program.stand_in_fsdp1 import stand_in_for_fsdp1
 
@@ -36,6 +37,10 @@ def is_cuda(value: object) -> bool:
     return (isinstance(value, str) and value.split(":")[0] == "cuda") or (
         isinstance(value, torch.device) and value.type == "cuda"
     )
+
+
+def _is_cpu(value: object) -> bool:
+    return value == "cpu" or (isinstance(value, torch.device) and value.type == "cpu")
 
 
 def translated(value: Any) -> Any:
@@ -87,8 +92,15 @@ class Translate(TorchFunctionMode):
             return self._moved(args[0])
         if name in ("pin_memory", "record_stream"):
             return args[0]
+        to_cpu = name == "cpu" or (name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values())))
+        if to_cpu and isinstance(args[0], FakeTensor) and value_of(args[0]) is not None:
+            self.recorder.rows.append(["sync", self.recorder.line()])
+            with _disable_current_modes():
+                return func(value_of(args[0]).clone(), *args[1:], **kwargs)  # real data again
         if name in ("tolist", "numpy", "__array__") and isinstance(args[0], FakeTensor):
             return self._values(args[0], name)
+        if name == "data_ptr" and isinstance(args[0], FakeTensor):  # by which programs tell tensors apart
+            return args[0].untyped_storage()._cdata + args[0].storage_offset() * args[0].element_size()
         if name == "__format__" and args[0].dim() == 0:
             return format(args[0].item(), args[1])
         if func in _DATA and kwargs.get("device") is None:
@@ -119,6 +131,7 @@ class Translate(TorchFunctionMode):
             return tensor
         with _disable_current_modes():
             moved = self.fake.from_tensor(tensor.detach(), static_shapes=True)
+        keep_value(moved, tensor)
         self.recorder.add_storage(moved, self.recorder.line())
         return moved
 
@@ -128,8 +141,12 @@ class Translate(TorchFunctionMode):
 
         recorder = self.recorder
         line = recorder.index_of(user_line())
-        recorder.note_answer(f".{name}()", line)
         recorder.rows.append(["sync", line])
+        known = value_of(tensor)
+        if known is not None:
+            with _disable_current_modes():
+                return known.tolist() if name == "tolist" else known.numpy()
+        recorder.note_answer(f".{name}()", line)
         make = numpy.ones if tensor.dtype.is_floating_point else numpy.zeros
         kind = {torch.bool: "bool", torch.float64: "float64"}.get(tensor.dtype)
         kind = kind or ("float32" if tensor.dtype.is_floating_point else "int64")
@@ -212,6 +229,7 @@ def stand_in_for_torch(recorder: Recorder, notes: dict[str, int]) -> None:
         notes["torch.save"] = notes.get("torch.save", 0) + 1
 
     torch.save = save
+    _not_fake()
     torch.nn.functional.scaled_dot_product_attention = attention  # also where torch's own functions call it
     _resizing(recorder)
     _loaders()
@@ -231,6 +249,21 @@ def stand_in_for_torch(recorder: Recorder, notes: dict[str, int]) -> None:
 
     FakeTensor.is_cuda = property(on_cuda)  # type: ignore[assignment]
     FakeTensor.device = property(device, own.fset)  # type: ignore[assignment, attr-defined]
+
+
+def _not_fake() -> None:
+    """Tell a program that asks whether a tensor is fake that it is not: libraries take fake ones for an export."""
+
+    class NotFake:
+        """No tensor is one."""
+
+    def find(name: str) -> Any:
+        if name != "FakeTensor":
+            raise AttributeError(name)
+        return FakeTensor if is_frog_or_torch(sys._getframe(1).f_code.co_filename) else NotFake
+
+    del torch._subclasses.FakeTensor
+    torch._subclasses.__getattr__ = find  # type: ignore[method-assign]
 
 
 def _resizing(recorder: Recorder) -> None:
