@@ -54,6 +54,7 @@ def stand_in_for_fsdp1() -> None:
         "_get_device_from_device_id": lambda device_id, *args: None if device_id is None else cpu,
         "_get_compute_device": lambda *args: cpu,
         "_warn_cpu_init": lambda: None,
+        "_check_module_states_for_sync_module_states": lambda *args: None,
         "_same_storage": lambda a, b: a.untyped_storage()._cdata == b.untyped_storage()._cdata,
         "_data_ptr_allocated": lambda tensor: tensor.untyped_storage().size() > 0,
     }
