@@ -144,6 +144,14 @@ def test_html_escapes_what_ranks_print() -> None:
     assert "<b>" not in shown
 
 
+def test_cards_stand_in_halves_and_a_running_cell_shows_the_end_of_its_output() -> None:
+    lines = "".join(f"step {number}\n" for number in range(2000))
+    shown = cell_text.live_html(dict.fromkeys(range(4), lines), 4)
+    assert shown.count('class="frog-row"') == 3
+    assert shown.count("\nstep 1999<") == 4
+    assert "step 1000\n" not in shown
+
+
 def test_output_is_shown_as_a_terminal_leaves_it() -> None:
     assert cell_text.plain("\x1b[31mred\x1b[0m\n 10%\r 50%\r100%\nend\r\n") == "red\n100%\nend"
 

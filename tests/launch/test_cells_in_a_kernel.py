@@ -94,8 +94,11 @@ def test_mistakes_are_errors_without_a_traceback(kernel: Kernel) -> None:
     assert "unrecognized arguments: --wrold" in kernel.run("%%ranks --wrold 3\n1").error
 
 
-def test_killed_kernel_leaves_no_process(tmp_path: Path) -> None:
+def test_interrupted_start_and_killed_kernel_leave_no_process(tmp_path: Path) -> None:
     with Kernel(tmp_path) as kernel:
+        shown = kernel.run("%%ranks --world 2\n1", then=kernel.interrupt, once="starting a world of 2 ranks ...")
+        assert (shown.text, shown.error) == ("", "error: interrupted before the cell ran")
+        assert psutil.Process(kernel.pid).children(recursive=True) == []
         kernel.run("%%ranks --world 2\nimport torch.distributed as dist, subprocess\ndist.get_rank()")
         kernel.run("%%ranks\nchild = subprocess.Popen(['sleep', '1000'])")
         family = psutil.Process(kernel.pid).children(recursive=True)

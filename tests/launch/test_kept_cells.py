@@ -138,6 +138,7 @@ def test_no_word_of_a_running_cell_changes_unnoticed(kept: dict[str, Any], capsy
     shown = {
         "text": cell_text.live_text(outputs),
         "page": cell_text.live_html(outputs, 3).removeprefix(cell_text.STYLE).split("</div>"),
+        "without output": [cell_text.live_text({}, "starts"), cell_text.live_html({}, 0, "<").split("</style>")[1]],
         "at a prompt": capsys.readouterr().out.splitlines(),
     }
     compare("running", shown, kept)

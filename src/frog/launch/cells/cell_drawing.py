@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frog.core.units import format_bytes
-from frog.launch.cells.cell_text import color_of
+from frog.launch.cells.cell_text import color_of, time_text
 from frog.launch.cells.cell_world import CellResult
 from frog.launch.cells.messages import Call
 
-_MOST_DRAWN = 60
+_MOST_DRAWN, _MOST_LISTED = 60, 12
+"""Most collectives in a picture, and in the open list below it."""
 _LANE, _TOP, _LEFT, _WIDTH = 34, 26, 62, 860
 
 
@@ -80,13 +82,6 @@ def _meeting(channel: str, calls: dict[int, Call], result: CellResult, limit_ns:
     size = max(call.payload_bytes for call in calls.values())
     kind = "message " if some.p2p else ""
     return Meeting(op, f"{kind}{op}" + (f", {format_bytes(size)}" if size else ""), calls, missing, start, end)
-
-
-def time_text(duration_ns: float) -> str:
-    """Return a duration with a unit that fits: 40 µs, 1.2 ms, 3.0 s."""
-    if duration_ns < 1e6:
-        return f"{duration_ns / 1e3:.0f} µs"
-    return f"{duration_ns / 1e6:.1f} ms" if duration_ns < 1e9 else f"{duration_ns / 1e9:.1f} s"
 
 
 def describe(meeting: Meeting) -> str:
@@ -167,25 +162,37 @@ def as_svg(result: CellResult) -> str:
         parts.append(f"<g><title>{html.escape(f'{number}. {describe(meeting)}')}</title>")
         parts += _bars(meeting, x)
         parts.append("</g>")
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        place = x(start + int(share * span))
-        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
-        parts.append(
-            f'<text x="{place:.1f}" y="{base + 18}" text-anchor="{anchor}" opacity=".8">'
-            f"{time_text(share * span)}</text>"
-        )
+    for tick_ns in _ticks(span):
+        place = x(start + tick_ns)
+        anchor = "start" if tick_ns == 0 else "end" if place > _WIDTH - 40 else "middle"
+        said = time_text(tick_ns).replace(".0 ", " ") if tick_ns else "0"
+        parts.append(f'<text x="{place:.1f}" y="{base + 18}" text-anchor="{anchor}" opacity=".8">{said}</text>')
         parts.append(
             f'<line x1="{place:.1f}" y1="{base}" x2="{place:.1f}" y2="{base + 5}" stroke="currentColor" '
             'stroke-opacity=".5"/>'
         )
     items = "".join(f"<li>{html.escape(describe(meeting))}</li>" for meeting in meetings)
+    listed = (
+        f'<ol style="font-family:system-ui,sans-serif;font-size:13px;margin:6px 0 0;padding-left:28px">{items}</ol>'
+    )
+    if len(meetings) > _MOST_LISTED:
+        closed = f'<summary style="cursor:pointer">the {len(meetings)} in order, with their times</summary>'
+        listed = f'<details style="font-family:system-ui,sans-serif;font-size:13px">{closed}{listed}</details>'
     legend = "pale: waiting for the others; full: the exchange; dashed: never ended"
     return (
         '<div style="overflow-x:auto;font-family:system-ui,sans-serif;font-size:13px">'
         f"{''.join(parts)}</svg></div>"
         f'<div style="font-family:system-ui,sans-serif;font-size:13px;opacity:.85">{legend}</div>'
-        f'<ol style="font-family:system-ui,sans-serif;font-size:13px;margin:6px 0 0;padding-left:28px">{items}</ol>'
+        f"{listed}"
     )
+
+
+def _ticks(span_ns: int) -> list[int]:
+    """Return four to nine round times from 0 to a span."""
+    exact = span_ns / 5
+    unit = 10 ** math.floor(math.log10(max(exact, 1)))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= exact / 1.5)
+    return list(range(0, span_ns + 1, int(step)))
 
 
 def _bars(meeting: Meeting, x: Callable[[int], float]) -> list[str]:

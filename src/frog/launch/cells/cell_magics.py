@@ -51,6 +51,36 @@ class Both:
         return self._text
 
 
+class CellDisplay:
+    """What a cell shows while it runs, then its result, in the same place."""
+
+    def __init__(self) -> None:
+        self._handle: DisplayHandle | None = None
+        self._outputs: Outputs = {}
+        self._status, self._world_size = "", 0
+
+    def show_status(self, status: str) -> None:
+        """Show below the output what the world does."""
+        self._status = status
+        self._show_live()
+
+    def show_outputs(self, outputs: Outputs, world_size: int) -> None:
+        """Show the output so far."""
+        self._outputs, self._world_size = outputs, world_size
+        self._show_live()
+
+    def _show_live(self) -> None:
+        outputs, status = self._outputs, self._status
+        self.show(Both(cell_text.live_html(outputs, self._world_size, status), cell_text.live_text(outputs, status)))
+
+    def show(self, shown: Both) -> None:
+        """Show this instead of what was shown before."""
+        if self._handle is None:
+            self._handle = display(shown, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(shown)  # type: ignore[no-untyped-call]
+
+
 @magics_class
 class RankMagics(Magics):
     """The magics, and the world that they use."""
@@ -65,34 +95,30 @@ class RankMagics(Magics):
             if cell is not None and options.code:
                 raise UsageError(f"%%ranks {line}: {options.code!r} is not an option", "put code below this line")
             code = f"\n{cell}" if cell is not None else options.code
-            world = self._ready_world(options.settings)
+            shown = CellDisplay()
+            world = self._ready_world(options.settings, shown)
             if not code.strip():
-                display(Both(*self._info(world)))  # type: ignore[no-untyped-call]
+                shown.show(self._info(world))
                 return
-            result = self._run(world, code, options.ranks)
+            result = self._run(world, code, options.ranks, shown)
         except FrogError as error:
             raise CannotRun(str(error)) from None
+        except KeyboardInterrupt:
+            raise CannotRun("interrupted before the cell ran") from None
         if result.failed and not options.allow_errors:
             raise CellFailed(_what_failed(result))
 
-    def _run(self, world: CellWorld, code: str, ranks: tuple[int, ...] | None) -> CellResult:
+    def _run(self, world: CellWorld, code: str, ranks: tuple[int, ...] | None, shown: CellDisplay) -> CellResult:
         """Run a cell, show output while it runs, and then its result."""
-        handle: DisplayHandle | None = None
-
-        def show(outputs: Outputs) -> None:
-            nonlocal handle
-            shown = Both(cell_text.live_html(outputs, world.settings.world_size), cell_text.live_text(outputs))
-            if handle is None:
-                handle = display(shown, display_id=True)  # type: ignore[no-untyped-call]
-            else:
-                handle.update(shown)  # type: ignore[no-untyped-call]
-
-        result = world.run(code, ranks, number=self._cell_number(), on_output=show)
-        final = Both(cell_text.as_html(result), cell_text.as_text(result))
-        if handle is None:
-            display(final)  # type: ignore[no-untyped-call]
-        else:
-            handle.update(final)  # type: ignore[no-untyped-call]
+        size = world.settings.world_size
+        world.on_status = shown.show_status
+        try:
+            result = world.run(
+                code, ranks, number=self._cell_number(), on_output=lambda outputs: shown.show_outputs(outputs, size)
+            )
+        finally:
+            world.on_status = None
+        shown.show(Both(cell_text.as_html(result), cell_text.as_text(result)))
         return result
 
     def _cell_number(self) -> int | None:
@@ -103,7 +129,7 @@ class RankMagics(Magics):
         inputs = self.shell.user_ns.get("In") if self.shell is not None else None
         return len(inputs) - 1 if inputs and len(inputs) > 1 else None
 
-    def _ready_world(self, settings: WorldSettings | None) -> CellWorld:
+    def _ready_world(self, settings: WorldSettings | None, shown: CellDisplay) -> CellWorld:
         """Return the running world; start one if there is none, or if it is another one that the user asks for."""
         world = self.world
         if world is not None and settings in (None, world.settings):
@@ -113,6 +139,7 @@ class RankMagics(Magics):
             self._stop()
         wanted = settings or WorldSettings(nproc=DEFAULT_RANKS)
         world = CellWorld(wanted)
+        world.on_status = shown.show_status
         try:
             world.start()
         except BaseException:
@@ -148,7 +175,7 @@ class RankMagics(Magics):
         if self.world is None:
             print("no world is running; %%ranks --world 4 starts one")
             return
-        display(Both(*self._info(self.world)))  # type: ignore[no-untyped-call]
+        display(self._info(self.world))  # type: ignore[no-untyped-call]
 
     @line_magic
     def ranks_stop(self, line: str) -> None:
@@ -165,9 +192,9 @@ class RankMagics(Magics):
         if world is not None:
             world.stop()
 
-    def _info(self, world: CellWorld) -> tuple[str, str]:
+    def _info(self, world: CellWorld) -> Both:
         text = cell_text.world_text(world)
-        return f"<pre>{html.escape(text)}</pre>", text
+        return Both(f'{cell_text.STYLE}<div class="frog-ranks"><pre>{html.escape(text)}</pre></div>', text)
 
 
 def _what_failed(result: CellResult) -> str:

@@ -109,8 +109,14 @@ def _agreement(by_rank: Mapping[int, str | None], world_size: int) -> str:
 def summary(result: CellResult) -> str:
     """Return one line on how long the cell took and how many collectives it had."""
     calls = max((len(own.answer.calls) for own in result.ranks.values() if own.answer is not None), default=0)
-    parts = [f"{result.duration_s:.1f} s" if result.duration_s < 100 else f"{result.duration_s:.0f} s"]
-    return " · ".join([*parts, *([count(calls, "collective")] if calls else [])])
+    return " · ".join([time_text(1e9 * result.duration_s), *([count(calls, "collective")] if calls else [])])
+
+
+def time_text(duration_ns: float) -> str:
+    """Return a duration with a unit that fits: 40 µs, 1.2 ms, 3.0 s."""
+    if duration_ns < 1e6:
+        return f"{duration_ns / 1e3:.0f} µs"
+    return f"{duration_ns / 1e6:.1f} ms" if duration_ns < 1e9 else f"{duration_ns / 1e9:.1f} s"
 
 
 def world_text(world: CellWorld) -> str:
@@ -146,11 +152,10 @@ def as_text(result: CellResult, *, fold_name: bool = False) -> str:
     return "\n".join([*lines, *result.notes])
 
 
-def live_text(outputs: Outputs) -> str:
-    """Return the output of a running cell as text."""
-    return "\n".join(
-        f"rank {rank} │ {line}" for rank, text in outputs.items() if text for line in plain(text).splitlines()
-    )
+def live_text(outputs: Outputs, status: str = "") -> str:
+    """Return the output of a running cell as text. status: what the world does, if not the cell."""
+    lines = [f"rank {rank} │ {line}" for rank, text in outputs.items() if text for line in plain(text).splitlines()]
+    return "\n".join([*lines, *([status] if status else [])])
 
 
 # ---- HTML ------------------------------------------------------------------------------------------------------------
@@ -158,51 +163,78 @@ def live_text(outputs: Outputs) -> str:
 STYLE = """<style>
 .frog-ranks{font-family:var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace);font-size:13px;line-height:1.45;
 margin:2px 0}
-.frog-ranks .frog-row{display:flex;flex-wrap:wrap;gap:8px}
-.frog-ranks .frog-card{flex:1 1 260px;min-width:0;max-width:100%;
+.frog-ranks .frog-row{display:flex;flex-wrap:wrap;gap:8px;min-width:0;max-width:100%}
+.frog-ranks .frog-card{min-width:0;max-width:100%;box-sizing:border-box;
 border:1px solid rgba(128,128,128,.4);border-radius:5px;
 border-left-width:4px;overflow:hidden}
 .frog-ranks .frog-name{padding:2px 8px;font-weight:600;background:rgba(128,128,128,.12)}
 .frog-ranks .frog-name .frog-dot{display:inline-block;width:9px;height:9px;border-radius:50%;margin-right:4px}
-.frog-ranks pre{margin:0;padding:5px 8px;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;
-background:transparent;color:inherit;font:inherit;max-height:26em;overflow-y:auto;border:0}
-.frog-ranks pre.frog-value{border-top:1px dashed rgba(128,128,128,.4)}
-.frog-ranks pre.frog-value:first-of-type{border-top:0}
-.frog-ranks pre.frog-error{border-left:3px solid #d1383d;margin:4px 8px 6px;padding:3px 8px;
+.frog-ranks.frog-ranks pre{margin:0;padding:5px 8px;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;
+background:transparent;color:inherit;font:inherit;border:0}
+.frog-ranks .frog-end,.frog-ranks.frog-ranks pre.frog-value{max-height:26em;overflow-y:auto}
+.frog-ranks .frog-end{display:flex;flex-direction:column-reverse}
+.frog-ranks.frog-ranks .frog-end pre{flex:none;overflow:visible}
+.frog-ranks.frog-ranks .frog-end+pre.frog-value{border-top:1px dashed rgba(128,128,128,.4)}
+.frog-ranks.frog-ranks pre.frog-error{border-left:3px solid #d1383d;margin:4px 8px 6px;padding:3px 8px;
 background:rgba(209,56,61,.1)}
 .frog-ranks .frog-line{padding:4px 2px 0;opacity:.85}
-.frog-ranks pre.frog-hang{border-left:3px solid #c98a00;margin:8px 0 0;background:rgba(201,138,0,.12)}
+.frog-ranks.frog-ranks pre.frog-hang{border-left:3px solid #c98a00;margin:8px 0 0;background:rgba(201,138,0,.12)}
 </style>"""
+"""Notebooks style `pre` in an output themselves: the class named twice is stronger than their rule. A box `frog-end` is
+scrolled to its end, where a running cell writes."""
+_NARROWEST, _WIDEST = 22, 48
+"""Width of a card in characters, from its longest line: as many stand side by side as fit."""
+_MOST_LIVE = 4000
+"""Most characters of a rank's output that are sent to the notebook again and again while the cell runs."""
 
 
 def as_html(result: CellResult) -> str:
     """Return the result as HTML: a card per group of ranks, side by side, in light and dark notebooks."""
-    cards = [
-        _card(group.ranks, group.output, group.value, group.error, result.world_size) for group in groups_of(result)
-    ]
+    groups = groups_of(result)
+    width = _card_width([part or "" for group in groups for part in (group.output, group.value, *group.error)])
+    cards = [_card(group.ranks, group.output, group.value, group.error, result.world_size, width) for group in groups]
     lines = [*agreements(result), *result.notes, summary(result)]
     below = "".join(f'<div class="frog-line">{html.escape(line)}</div>' for line in lines)
     hang = f'<pre class="frog-hang">{html.escape(result.hang)}</pre>' if result.hang else ""
-    return f'{STYLE}<div class="frog-ranks"><div class="frog-row">{"".join(cards)}</div>{hang}{below}</div>'
+    return f'{STYLE}<div class="frog-ranks">{_row(cards, width)}{hang}{below}</div>'
 
 
-def live_html(outputs: Outputs, world_size: int) -> str:
-    """Return the output of a running cell as HTML."""
-    cards = [_card([rank], plain(text), None, [], world_size) for rank, text in outputs.items()]
-    return f'{STYLE}<div class="frog-ranks"><div class="frog-row">{"".join(cards)}</div></div>'
+def live_html(outputs: Outputs, world_size: int, status: str = "") -> str:
+    """Return the output of a running cell as HTML: its end. status: what the world does, if not the cell."""
+    ends = {rank: plain(text[-_MOST_LIVE:]) for rank, text in outputs.items()}
+    width = _card_width(list(ends.values()))
+    cards = [_card([rank], text, None, [], world_size, width) for rank, text in ends.items()]
+    below = f'<div class="frog-line">{html.escape(status)}</div>' if status else ""
+    return f'{STYLE}<div class="frog-ranks">{_row(cards, width) if cards else ""}{below}</div>'
 
 
-def _card(ranks: Sequence[int], output: str, value: str | None, error: Sequence[str], world_size: int) -> str:
+def _card_width(texts: Sequence[str]) -> int:
+    longest = max((len(line) for text in texts for line in text.split("\n")), default=0)
+    return min(max(longest + 4, _NARROWEST), _WIDEST)
+
+
+def _row(cards: Sequence[str], width: int) -> str:
+    """Return cards side by side. In halves: four that do not fit make two rows of two, not of three and one."""
+    half = len(cards) // 2
+    is_halved = len(cards) > 2 and len(cards) % 2 == 0
+    inner = f"{_row(cards[:half], width)}{_row(cards[half:], width)}" if is_halved else "".join(cards)
+    basis = len(cards) * width
+    return f'<div class="frog-row" style="flex:1 1 {basis}ch">{inner}</div>'
+
+
+def _card(
+    ranks: Sequence[int], output: str, value: str | None, error: Sequence[str], world_size: int, width: int
+) -> str:
     dots = "".join(f'<span class="frog-dot" style="background:{color_of(rank)}"></span>' for rank in ranks[:8])
-    parts = [f"<pre>{html.escape(output)}</pre>"] if output else []
+    parts = [f'<div class="frog-end"><pre>{html.escape(output)}</pre></div>'] if output else []
     parts += [f'<pre class="frog-value">{html.escape(value)}</pre>'] if value is not None else []
     parts += [f'<pre class="frog-error">{html.escape(chr(10).join(error))}</pre>'] if error else []
-    parts = parts or ['<pre style="opacity:.6">no output</pre>']
+    parts = parts or ['<pre style="opacity:.75">no output</pre>']
     name = "all ranks" if len(ranks) == world_size > 1 else ""
     title = f"{rank_names(ranks)}{f' ({name})' if name else ''}"
     edge = color_of(ranks[0]) if len(ranks) == 1 else "rgba(128,128,128,.6)"
     head = f'<div class="frog-name">{dots}{html.escape(title)}</div>'
-    return f'<div class="frog-card" style="border-left-color:{edge}">{head}{"".join(parts)}</div>'
+    return f'<div class="frog-card" style="border-left-color:{edge};flex:1 1 {width}ch">{head}{"".join(parts)}</div>'
 
 
 def color_of(rank: int) -> str:

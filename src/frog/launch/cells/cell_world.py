@@ -97,6 +97,8 @@ class CellWorld:
         """The last cell with collectives, if one had any."""
         self.names: dict[int, list[str]] = {}
         """The variables of each rank after its last cell."""
+        self.on_status: Callable[[str], None] | None = None
+        """Called with what the world does while its user waits for it, and with "" when it has done it."""
         self.device = "cpu"
         self.pids: dict[int, int] = {}
         self._root = Path(tempfile.mkdtemp(prefix="frog-world-"))
@@ -122,19 +124,31 @@ class CellWorld:
         return self._root / f"world_{self._starts}"
 
     def start(self) -> None:
-        """Start the ranks and wait until they have joined. Raises LaunchError, or UsageError for invalid options."""
+        """Start the ranks and wait until they have joined.
+
+        Raises:  LaunchError; UsageError for invalid options; KeyboardInterrupt if the first start is interrupted.
+        """
         size = self.settings.world_size
         check_memory(size * PROCESS_BYTES, f"a world of {size} ranks", "use fewer ranks")
         self._starts += 1
         self._epoch = 0
         (self.folder / "output").mkdir(parents=True)
-        try:
-            with _listen(self.folder / "socket") as listening:
-                self._start_launcher()
-                self._accept(listening)
-        except BaseException:
-            self._end_processes()
-            raise
+        with self._take_interrupts():  # one between two lines would leave the launcher running
+            if self._starts == 1:
+                self._say(f"starting a world of {self.settings} ...")
+            try:
+                with _listen(self.folder / "socket") as listening:
+                    self._start_launcher()
+                    self._accept(listening)
+            except BaseException:
+                self._end_processes()
+                raise
+            finally:
+                self._say("")
+
+    def _say(self, status: str) -> None:
+        if self.on_status is not None:
+            self.on_status(status)
 
     def _start_launcher(self) -> None:
         command = [sys.executable, "-P", "-m", "frog.launch.cells.cell_launcher", str(self.folder)]
@@ -153,6 +167,8 @@ class CellWorld:
         listening.settimeout(_TICK_S)
         while len(self._connections) < self.settings.world_size:
             assert self._launcher is not None
+            if self._interrupts and self._starts == 1:  # later there are variables to restore
+                raise KeyboardInterrupt
             if self._launcher.poll() is not None:
                 raise LaunchError(f"the world did not start: {self._why_ended()}")
             if time.monotonic() > until_s:
@@ -384,6 +400,7 @@ class CellWorld:
         if first:
             self.start()
             return
+        self._say(f"{why}: starting the world again ...")
         kept = self._root / f"kept_{self._starts}"
         kept.mkdir()
         requests = {
