@@ -74,6 +74,7 @@ BENCHMARKS = {
     "fuzz": Benchmark("fuzz.py", FUZZ, ("--cases", "60", "--processes", "1")),
     "gpu": Benchmark("gpu.py", tiny=("--tiny",), needs="a GPU"),
     "guard": Benchmark("guard.py", tiny=("--steps", "1", "--seeds", "1", "--epochs", "1", "--ways", "head alone")),
+    "jupyter": Benchmark("jupyter.py", tiny=("--tiny",)),
     "learn": Benchmark("learn.py", ("--solutions",), ("--rounds", "1", "--only", "lab0/01_one_formula")),
     "loader": Benchmark("loader.py", tiny=("--runs", "1", "--repeats", "1")),
     "network": Benchmark("network.py", tiny=("--rounds", "1", "--tiny")),
