@@ -1,4 +1,4 @@
-"""Record what `frog check` compares: sketches of gradients and weights, batches, learning rates and calls, by step.
+"""Record what `frog check` compares: what stands for gradients and weights, batches, learning rates, calls, by step.
 
 `install()` waits for the program's torch and adds hooks and watched functions to it. They read tensors, and change
 neither a number nor a random state nor a collective. If anything here fails, recording stops and the program continues.
