@@ -9,7 +9,7 @@ A dispatch mode sees every operation before torch's fake tensor mode answers it.
     ["wait", key]
     ["sync", line]
 
-and those of streams and events: stand_in_cuda.py.
+and those of streams and events: stand_in_cuda_rank.py.
 
 `line` is an index into the lines of the user's files. An operation of the backward pass belongs to the line whose
 forward operation it differentiates.
@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from frog.plan.program.known_values import computed, fake_results, follow, value_of
+from frog.plan.program.known_values_rank import computed, fake_results, follow, value_of
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _OWN = os.path.dirname(os.path.abspath(__file__))

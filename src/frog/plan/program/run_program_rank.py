@@ -22,7 +22,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from frog.core.processes import leave_with_parent
-from frog.plan.program import stand_in_cuda, stand_in_fsdp1, stand_in_rank
+from frog.plan.program import stand_in_cuda_rank, stand_in_fsdp1_rank, stand_in_rank
 from frog.plan.program.recording_rank import CannotFake, Complete, Recorder, is_user_file, user_line
 from frog.plan.program.virtual_clock import VirtualClock
 
@@ -47,7 +47,7 @@ class Run:
         recorder.classify(params, "parameters")
         recorder.classify([param.grad for param in params if param.grad is not None], "gradients")
         for param in params:
-            whole = 0 if stand_in_fsdp1.is_flat(param) else param.numel()
+            whole = 0 if stand_in_fsdp1_rank.is_flat(param) else param.numel()
             self.parameters[id(param)] = [whole, getattr(param, "_local_tensor", param).numel()]
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -79,7 +79,7 @@ def facts_of(run: Run, error: str | None) -> dict[str, Any]:
         "version": 1,
         "error": error,
         "steps": run.num_done,
-        "parameters": stand_in_fsdp1.num_flat() + sum(whole for whole, _ in run.parameters.values()),
+        "parameters": stand_in_fsdp1_rank.num_flat() + sum(whole for whole, _ in run.parameters.values()),
         "rank_parameters": sum(own for _, own in run.parameters.values()),
         "lines": recorder.lines,
         "rows": recorder.rows,
@@ -99,7 +99,7 @@ def main() -> None:
     leave_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text())
     program, rank, world_size = request["program"], request["rank"], request["world_size"]
-    facts = stand_in_cuda.GpuFacts
+    facts = stand_in_cuda_rank.GpuFacts
     facts.name, facts.memory, facts.count = request["gpu"], request["gpu_memory"], request["gpus_per_node"]
     facts.num_sms = request["num_sms"]
     recorder = Recorder()
@@ -146,7 +146,7 @@ def _execute(run: Run, program: str, arguments: list[str], rank: int, world_size
         raise CannotFake(f"torch {torch.__version__}: {missing}") from None
     recorder = run.recorder
     stand_in_rank.Replicated.recorder = recorder
-    stand_in_cuda.stand_in_for_cuda(recorder, run.clock)
+    stand_in_cuda_rank.stand_in_for_cuda(recorder, run.clock)
     stand_in_rank.stand_in_for_distributed(recorder, rank, world_size)
     stand_in_rank.stand_in_for_torch(recorder, run.notes)
     register_optimizer_step_pre_hook(run.before)

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from frog.plan.program.known_values import keep_value, value_of
+from frog.plan.program.known_values_rank import keep_value, value_of
 from frog.plan.program.recording_rank import CannotFake, Recorder, is_frog_or_torch, user_line
-from frog.plan.program.stand_in_cuda import GpuFacts
-from frog.plan.program.stand_in_fsdp1 import stand_in_for_fsdp1
+from frog.plan.program.stand_in_cuda_rank import GpuFacts
+from frog.plan.program.stand_in_fsdp1_rank import stand_in_for_fsdp1
 
 _BUCKET_BYTES = 25 * 2**20, 2**20
 """Sizes of DDP's buckets, and of the first one."""
