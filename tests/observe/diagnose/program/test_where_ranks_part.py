@@ -985,6 +985,37 @@ def test_early_return_before_a_collective_is_the_cause_rather_than_the_loop_that
     assert f"`if not trainer.{test}: return` in line 2" in found.finding
 
 
+LEAVES = """\
+def main(rank):
+    dist.all_reduce(grad)
+    if {test}:
+        return
+    dist.barrier()
+main(rank)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "world", "expected"),
+    [("rank == 1", 2, ("ended", 1)), ("rank == 2", 3, ("ended", 2)), ("rank != 0", 3, ("branch", 0))],
+)
+def test_fewer_ranks_are_named_where_some_returned_and_ended(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], test: str, world: int, expected: tuple[str, int]
+) -> None:
+    stacks.update({2: (2, 6), 5: (5, 6)})
+    step, last = ("all_reduce", 8, 2), ("barrier", 1, 5)
+    ranks = [
+        rank(number, step, world=world, state="ended", exit_code=0)
+        if eval(test, {"rank": number})
+        else rank(number, step, last, world=world, pending=1)
+        for number in range(world)
+    ]
+    of_script(written(tmp_path, LEAVES.format(test=test)), *ranks, functions={2: "main", 5: "main"})
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == (*expected, expected[0] == "ended")
+    assert f"`if {test}: return` in line 3" in found.finding
+
+
 KEYS = """\
 def synchronize(metrics):
     for name in sorted(metrics):

@@ -106,6 +106,9 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if any(_has_called(rank, found) or (_works(rank) and not calls_nothing_more(rank.stack)) for rank in missing):
         return None
     branch = _branch_around(evidence, found)
+    has_returned = branch is not None and not branch.is_proof and all(_is_finished(rank) for rank in missing)
+    if has_returned and len(missing) <= len(found.calls):
+        return None  # `_finished` names the ranks that returned
     certain, passed = branch is not None and branch.is_proof, str(branch) if branch is not None else None
     if branch is None and (block := _branch_of_callers(evidence, found)) is not None:
         certain, passed = False, f"{block}{source_words(block)}"
