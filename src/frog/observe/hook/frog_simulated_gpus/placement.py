@@ -153,8 +153,7 @@ def common_place(func: Any, args: Any, kwargs: Any) -> Place:
     allowed = func not in _STRICT
     full = [where for tensor, where in found if not (allowed and where == HOST and tensor.dim() == 0)]
     places = list(dict.fromkeys(full)) or [HOST]
-    may_mix = func in _MAY_MIX or getattr(func, "__wrapped__", None) in _MAY_MIX  # frog check wraps some for a while
-    if len(places) > 1 and not may_mix and _caller_is_checked():
+    if len(places) > 1 and not _may_mix(func) and _caller_is_checked():
         places.sort(key=lambda where: where == HOST)
         text = ", ".join(f"{name_of(where)} {tuple(tensor.shape)}" for tensor, where in found)
         raise RuntimeError(
@@ -163,6 +162,11 @@ def common_place(func: Any, args: Any, kwargs: Any) -> Place:
             f"(simulated GPUs: arguments of {getattr(func, '__name__', func)}: {text})"
         )
     return places[0]
+
+
+def _may_mix(func: Any) -> bool:
+    """True for a function whose tensors may be on several devices, also while `frog check` wraps it."""
+    return func in _MAY_MIX or getattr(func, "__wrapped__", None) in _MAY_MIX
 
 
 _STRICT: set[Any] = {
