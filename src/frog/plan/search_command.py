@@ -142,7 +142,6 @@ def _tuned(
         axes = () if adapters.quantized else axes
     if args.packing is not None:
         refuse_packing(base)
-        args.seq_len = base.seq_len
         packing, packed = read_packing(args, named)
         model, axes = packed.model, tuple(axis for axis in axes if axis != "cp")
         tokens = tokens and tokens / packing.fullness
