@@ -246,7 +246,7 @@ def use_as_a_user(url: str, server: psutil.Process, browser: Browser, theme: str
     shown = notebook.finish()
     seen("interrupted")
     check(shown.count("KeyboardInterrupt") == 2, "the stop button ends the cell on both ranks", shown)
-    check("keep their variables" in shown, "the ranks live on", shown)
+    check("keep their variables" in shown, "the ranks continue", shown)
     notebook.run("%%ranks\nfor size in (10, 10_000, 1_000_000):\n    dist.all_reduce(torch.ones(size))")
     notebook.run("%ranks_draw")
     seen("draw")
@@ -355,7 +355,7 @@ def run_many(notebook: Notebook, num_cells: int, seed: int) -> Tally:
             tally.restarts += 1
             lost = [line for line in shown.splitlines() if line.startswith("lost") and "total" in line]
             check(len(lost) == kind.startswith("process"), f"cell {number}: only a lost process loses variables", shown)
-            if lost:  # of the rank whose process ended
+            if lost:  # by the rank whose process ended
                 notebook.run(f"{START}\ntotal = torch.full((1,), {expected}.0)")
     return tally
 

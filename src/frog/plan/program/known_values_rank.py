@@ -1,6 +1,6 @@
 """Values of small tensors that the program computes from real data alone, such as masks, labels and counts of tokens.
 
-A fake tensor that came from real data keeps its value beside it, and so does every result of known values. A program
+A fake tensor that came from real data keeps its value next to it, and so does every result of known values. A program
 that asks for such a value gets it, and a shape may depend on it. What a model computes is not known.
 """
 

@@ -137,7 +137,7 @@ class Parting:
     is_past: bool = False
     """True if the other rank is at a later line of the function, or has left it."""
     around: tuple[Block, ...] = ()
-    """Of a loop: the loops around it that the other rank has left too, innermost first."""
+    """For a loop, the loops around it that the other rank has left too, innermost first."""
 
     @property
     def weight(self) -> float:

@@ -1,7 +1,7 @@
 """What the condition of a branch or a loop depends on: the rank, a file, a clock, random numbers, free memory, data.
 
-Follows the names of a test back through the assignments, parameters and functions of one file. A test that depends on
-none of these is the same on all ranks as far as the source tells.
+Follows the names of a test back through the assignments, parameters and functions of one file. Where it
+finds none of these, nothing is known: a name may come from another file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from frog.core.runs.observed import CodeLine
+from frog.core.schema import shortened
 from frog.observe.diagnose.program.code_blocks import RANK_TEST, Block, blocks_around, called_name, parse_file
 from frog.observe.diagnose.program.code_partings import Parting, exits_of
 
@@ -111,7 +112,8 @@ class _File:
         name = test.operand if isinstance(test, ast.UnaryOp) else test
         if not isinstance(name, (ast.Name, ast.Attribute)):
             return ""
-        text, values = ast.unparse(name), self._values(ast.unparse(name), block.line)
+        text = ast.unparse(name)
+        values = self._values(text, block.line)
         if values and all(isinstance(value, ast.Constant) for _, value in values):
             under = self._set_under(block.file, values)
             return f"`{text}` is set in line {under[0]}, under {under[1]}" if under is not None else ""
@@ -119,8 +121,7 @@ class _File:
         if len(values) != 1 or values[0][0] == block.line or ast.unparse(values[0][1]) == text:
             return ""
         line, value = values[0]
-        shown = ast.unparse(value)
-        return f"`{text}` is `{shown if len(shown) <= _MOST_TEXT else f'{shown[:_MOST_TEXT]}…'}` of line {line}"
+        return f"`{text}` is `{shortened(ast.unparse(value), _MOST_TEXT)}` of line {line}"
 
     def _set_under(self, file: str, values: list[tuple[int, ast.expr]]) -> tuple[int, Block] | None:
         """Return the line and the test under which a flag is set, if there is one such test."""
@@ -151,7 +152,7 @@ class _File:
     def _values(self, name: str, line: int) -> list[tuple[int, ast.expr]]:
         """Return what a name may stand for at a line: its assignments in the same function, or in the whole file.
 
-        Of a parameter, the arguments of all calls of its function.
+        For a parameter, the arguments of all calls of its function.
         """
         around = [each for each in self.functions if each.lineno <= line <= (each.end_lineno or 0)]
         function = max(around, key=lambda each: each.lineno, default=None)

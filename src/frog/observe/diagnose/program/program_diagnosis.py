@@ -156,7 +156,7 @@ _OF_WAITS = (*_OF_CALLS, "ended", "stuck", "blocked", "busy", "network")
 
 
 def _with_origin(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
-    """Add what led one rank alone to the collective in which it waits, if that is no line of the program."""
+    """Add what led one rank alone to the collective in which it waits, if that is not a line of the program."""
     pending = [(rank, rank.pending[0]) for rank in evidence.ranks.values() if rank.pending]
     found = [(rank, call, origin) for rank, call in pending if (origin := origin_of(call, rank.calls)) is not None]
     if len(found) != 1 or diagnosis.fault not in _OF_WAITS or str(found[0][2]) in diagnosis.finding:
