@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any, ClassVar
@@ -149,3 +151,32 @@ def test_nested_toml_tables_are_parsed() -> None:
 )
 def test_dots_in_texts_and_numbers_are_not_key_separators(text: str) -> None:
     assert "x" in parse_toml("x = " + text.format("a." * 99))
+
+
+RACE = """
+import sys, threading
+from frog.core.schema import Typed, convert, decode
+
+sys.setswitchinterval(1e-6)
+fields = "".join(f"    f{i}: 'int | None' = None\\n" for i in range(40))
+for number in range(100):
+    exec(f"class Inner{number}(Typed):\\n{fields}class Outer{number}(Typed):\\n    inner: Inner{number}\\n{fields}")
+for number in range(100):
+    both, kind = threading.Barrier(2), globals()[f"Outer{number}"]
+    def first():
+        both.wait()
+        decode(b'{"f1": 1, "inner": {"f39": 2}}', kind, "a file")
+    def second():
+        both.wait()
+        convert({"f1": 1, "inner": {"f39": 2}}, kind, "a table")
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_two_threads_are_the_first_to_decode_a_type() -> None:
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")

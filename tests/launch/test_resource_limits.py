@@ -40,7 +40,7 @@ class Ranks:
         breach = self.monitor.check(ended or set())
         return breach and (breach.id, breach.rank)
 
-    def rest(self, seconds: float, step_s: float = 1.0, through: frozenset[int] = frozenset(), **values: object):
+    def rest(self, seconds: float, step_s: float = 0.25, through: frozenset[int] = frozenset(), **values: object):
         """Return the breach, and after how many seconds it comes."""
         for pid in self.states:
             self.states[pid] = state(**values)
@@ -102,16 +102,16 @@ def test_texts_of_breaches_have_the_figures(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_sleeping_ranks_are_stuck_after_five_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Ranks(monkeypatch, tmp_path).rest(60) == ("never-ends", 0, True, 6.0)
-    assert Ranks(monkeypatch, tmp_path).rest(60, through=frozenset({0})) == ("never-ends", 1, True, 6.0)
-    assert Ranks(monkeypatch, tmp_path).rest(60, through=frozenset({0, 1})) == ("never-ends", 0, True, 6.0)
+    assert Ranks(monkeypatch, tmp_path).rest(60) == ("never-ends", 0, True, 5.25)
+    assert Ranks(monkeypatch, tmp_path).rest(60, through=frozenset({0})) == ("never-ends", 1, True, 5.25)
+    assert Ranks(monkeypatch, tmp_path).rest(60, through=frozenset({0, 1})) == ("never-ends", 0, True, 5.25)
 
 
 def test_ranks_that_form_a_world_are_not_stuck_but_may_not_rest_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = Ranks(monkeypatch, tmp_path, ready=False)
-    assert ranks.rest(200) == ("never-ends", 0, True, 91.0)
+    assert ranks.rest(200) == ("never-ends", 0, True, 90.25)
 
 
 def test_computing_a_quarter_of_a_second_counts_as_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_computing_a_quarter_of_a_second_counts_as_activity(tmp_path: Path, monk
         assert ranks.rest(4, used_s=used_s) is None
         used_s += 0.26
         assert {ranks.check(rank, used_s=used_s) for rank in (0, 1)} == {None}
-    assert ranks.rest(60, used_s=used_s + 0.24) == ("never-ends", 0, True, 6.0)
+    assert ranks.rest(60, used_s=used_s + 0.24) == ("never-ends", 0, True, 5.25)
 
 
 @pytest.mark.skipif(not resource_limits._IS_LINUX, reason="a single look counts elsewhere")
@@ -130,7 +130,7 @@ def test_starved_process_counts_as_running_after_ten_looks_more(
 ) -> None:
     ranks = Ranks(monkeypatch, tmp_path)
     assert ranks.rest(200, 0.1, could_run=True) is None
-    assert ranks.rest(60) == ("never-ends", 0, True, 6.0)
+    assert ranks.rest(60) == ("never-ends", 0, True, 5.25)
     for could_run in (True, False) * 20:  # awake at every second look
         last = ranks.rest(0.5, 0.5, could_run=could_run)
     assert last == ("never-ends", 0, True, 0.5)
@@ -141,7 +141,12 @@ def test_rest_is_the_time_in_which_no_process_runs(tmp_path: Path, monkeypatch: 
     assert ranks.rest(80) is None
     assert ranks.rest(9, 1.0, could_run=True) is None  # rest too, until the tenth look
     assert ranks.rest(100, 1.0, could_run=True) is None
-    assert ranks.rest(60) == ("never-ends", 0, True, 2.0)
+    assert ranks.rest(60) == ("never-ends", 0, True, 8.0)
+
+
+def test_time_in_which_the_monitor_had_no_core_is_not_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Ranks(monkeypatch, tmp_path).rest(90, 3.0) == ("never-ends", 0, True, 63.0)  # 21 looks of 0.25 s
+    assert Ranks(monkeypatch, tmp_path, ready=False).rest(2000, 6.0) is None
 
 
 def test_files_have_a_limit_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -78,6 +79,18 @@ _IN_WORDS = {
 }
 
 T = TypeVar("T")
+
+_INSPECTED: set[Any] = set()
+_INSPECTION = threading.Lock()
+
+
+def inspected(kind: type[T]) -> type[T]:
+    """Return `kind` once msgspec has inspected it: a process crashes if two threads are the first to decode a type."""
+    if kind not in _INSPECTED:
+        with _INSPECTION:
+            msgspec.json.Decoder(kind)
+            _INSPECTED.add(kind)
+    return kind
 
 
 def read_typed(
@@ -212,7 +225,7 @@ def decode(
     try:
         if _has_format(kind):
             _check_format(msgspec.json.decode(text, type=_Versioned).format, kind, origin, error)
-        value = msgspec.json.decode(text, type=kind)
+        value = msgspec.json.decode(text, type=inspected(kind))
         if text.count(b"[") + text.count(b"{") > _MOST_DEPTH:
             check_depth(value)
         return value
@@ -240,7 +253,7 @@ def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, err
         if _has_format(kind):
             _check_format(msgspec.convert(value, _Versioned).format, kind, origin, error)
         check_depth(value)
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, inspected(kind))
     except msgspec.ValidationError as problem:
         raise error(_refusal(origin, problem, value), hint) from None
     except UnicodeEncodeError as problem:

@@ -28,6 +28,8 @@ MOST_FILE_BYTES = 64 << 20
 """Size limit of one file."""
 CHECK_INTERVAL_S = 0.05
 """Interval between two checks of the processes."""
+_MOST_INTERVAL_S = 0.25
+"""What an interval counts for at most: in a longer one the monitor itself waited for a core and saw nothing."""
 MOST_SCRATCH_BYTES = 256 << 20
 _LEAST_FILE_BYTES = 64 << 10
 MOST_OUTPUT_BYTES = 4 << 20
@@ -91,7 +93,7 @@ class ResourceMonitor:
     began: dict[int, float] = field(default_factory=dict)
     """Each rank's CPU seconds when it was ready."""
     last_activity_s: float = field(default_factory=time.monotonic)
-    """Time of the last observed activity."""
+    """Time of the last observed activity, later by the time in which nothing was observed."""
     _used: dict[int, float] = field(default_factory=dict)
     _memory: dict[int, int] = field(default_factory=dict)
     _could_run: dict[int, int] = field(default_factory=dict)
@@ -112,7 +114,9 @@ class ResourceMonitor:
                 return breach
             running = self._runs(pid, state.could_run) or running
         now = time.monotonic()
-        self._rest_s += 0.0 if running else now - self._checked_s
+        seen_s = min(now - self._checked_s, _MOST_INTERVAL_S)
+        self.last_activity_s += now - self._checked_s - seen_s
+        self._rest_s += 0.0 if running else seen_s
         self._checked_s = now
         if running or len(self.began) < len(self.pids):  # while a world forms, its ranks poll a file for each other
             self.last_activity_s = now

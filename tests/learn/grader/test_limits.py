@@ -99,7 +99,7 @@ def test_time_spent_waiting_for_a_core_does_not_count_as_rest(
     monkeypatch.setattr(resource_limits.time, "monotonic", itertools.count(monitor.last_activity_s + 1).__next__)
     monkeypatch.setattr(resource_limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1".encode()])
     breaches = []
-    for _ in range(200):
+    for _ in range(400):
         monitor.last_activity_s = math.inf
         breaches.append(monitor.check(set()))
     assert {breach.id if breach else None for breach in breaches[-9:]} == {found}

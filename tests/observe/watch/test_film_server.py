@@ -8,8 +8,6 @@ import itertools
 import json
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -142,32 +140,3 @@ def test_nothing_is_left_of_a_closed_server(folder: RunFolder) -> None:
 def test_taken_port_is_an_error(folder: RunFolder) -> None:
     with FilmServer(folder) as server, pytest.raises(UsageError, match=f"--port {server.port}"):
         FilmServer(folder, server.port)
-
-
-RACE = """
-import sys, threading
-import msgspec
-from frog.core.schema import Typed
-from frog.observe.watch.film_server import prepare_types
-
-sys.setswitchinterval(1e-6)
-fields = "".join(f"    f{i}: 'int | None' = None\\n" for i in range(40))
-for number in range(100):
-    exec(f"class Inner{number}(Typed):\\n{fields}class Outer{number}(Typed):\\n    inner: Inner{number}\\n{fields}")
-prepare_types()
-for number in range(100):
-    both = threading.Barrier(2)
-    def decode():
-        both.wait()
-        msgspec.json.decode(b'{"f1": 1, "inner": {"f39": 2}}', type=globals()[f"Outer{number}"])
-    threads = [threading.Thread(target=decode) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-"""
-
-
-def test_types_are_prepared_before_two_threads_read_files() -> None:
-    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -20,11 +20,8 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from frog.core.errors import FrogError, UsageError
 from frog.core.runs.folder import RunFolder
-from frog.core.schema import Typed
 from frog.observe.watch.film import Film
 from frog.observe.watch.film_page import film_changes, film_message, live_page, policy_of
 from frog.observe.watch.film_reader import FilmReader
@@ -128,7 +125,6 @@ class FilmServer:
                 super().__init__(*args, **options)
                 connections.add(self)
 
-        prepare_types()
         self._connections = connections
         self.token = secrets.token_urlsafe(16)
         self._page = live_page(folder.path.name)
@@ -234,18 +230,6 @@ class FilmServer:
                 connection.send(json.dumps(message, separators=(",", ":"), allow_nan=False))
         except ConnectionClosed:  # the tab was closed
             return
-
-
-def prepare_types() -> None:
-    """Let msgspec inspect all types of files now: a process crashes if two threads are the first to decode one.
-
-    `frog run --watch` and the thread of its page read the same files.
-    """
-    kinds: list[type[Typed]] = [Typed]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-        with contextlib.suppress(TypeError, NameError):  # a base that is never decoded itself
-            msgspec.json.Decoder(kind)
 
 
 def _silent() -> logging.Logger:

@@ -30,6 +30,7 @@ from frog.core.runs.event_schema import (
     StepEvent,
 )
 from frog.core.runs.vocabulary import PHASES
+from frog.core.schema import inspected
 from frog.core.units import count, format_bytes
 from frog.observe.watch.film import FilmEvent, Lane, Series, Words
 
@@ -49,7 +50,7 @@ class Tail:
 
     def __init__(self, path: Path, kind: Any) -> None:
         self.path, self.num_bad = path, 0
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder = msgspec.json.Decoder(inspected(kind))
         self._offset, self._rest = 0, b""
 
     def read(self) -> Iterable[Any]:
