@@ -84,14 +84,16 @@ def test_process_outside_its_group_ends_with_its_job(folder: Path) -> None:
     tmp = folder.parent
     start = f'{sys.executable} -c "{STRAY}"'
     ask(folder, "sbatch", "--wait", "--wrap", f"{start} script; while [ ! -s script ]; do sleep 0.1; done")
-    assert not is_running(number_in(tmp / "script"))
+    script = number_in(tmp / "script")
+    wait_until(lambda: not is_running(script), "the end of the batch script's stray process")
     ask(folder, "srun", "bash", "-c", f"{start} task > /dev/null 2>&1; while [ ! -s task ]; do sleep 0.1; done")
-    assert not is_running(number_in(tmp / "task"))
+    task = number_in(tmp / "task")
+    wait_until(lambda: not is_running(task), "the end of the step's stray process")
     job = ask(folder, "sbatch", "--parsable", "--wrap", f"{start} stopped; sleep 600").strip()
     pid = number_in(tmp / "stopped")
     assert is_running(pid)
     ask(folder, "scancel", job)
-    wait_until(lambda: not is_running(pid), "the end of the stray process")
+    wait_until(lambda: not is_running(pid), "the end of the cancelled job's stray process")
 
 
 def test_killed_daemon_is_cleaned_up(folder: Path) -> None:
