@@ -18,18 +18,19 @@ ASKS = Path(__file__).parent / "search_asks.toml"
 GUIDE, REFERENCE, INTERNALS = 0, 1, 2
 
 _TIERS = (
-    (None, r"docs/teach/|tools/slides/|src/frog/learn/demo/|.*/quiz\.toml\.|LICENSE\.|Dockerfile|constraints"),
+    (None, r"docs/teach/(?:session-|questions)|docs/teach/class\.html#(?:assessment|passing)|tools/slides/"),
+    (None, r"src/frog/learn/demo/|.*/quiz\.toml\.|LICENSE\.|Dockerfile|constraints"),
     (None, r"docs/(?:development/|architecture\.|learn/exercises\.)|(?:CHANGELOG|CONTRIBUTING)\.|src/"),
     (
         INTERNALS,
         r"reference/api/|reference/commands\.html#frog-learn-dev|labs/lab\d/[^/]+/index\.html|(?:scripts|config|notebooks/lab|examples)",
     ),
-    (REFERENCE, r"reference/|docs/observe/known-errors\.|docs/tour\.|docs/learn/course\."),
+    (REFERENCE, r"reference/|docs/observe/known-errors\.|docs/tour\.|docs/learn/course\.|docs/teach/"),
     (GUIDE, r""),
 )
 """Tier of each page by the beginning of its path; the first match applies. None: search does not find the page.
 
-Pages for instructors give answers away, those for developers quote answers of quizzes.
+Run sheets and other sections for instructors give answers away, pages for developers quote answers of quizzes.
 """
 
 

@@ -6,6 +6,7 @@ The worker of the built site answers, in Node.js.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tomllib
@@ -43,9 +44,9 @@ TYPED = {
 }
 """What is typed, and the section that it means: the beginning of a word, a typing error, a compound, upper case."""
 
-WRITTEN = {"questions_tuning.toml": 45, "questions_kept.toml": 42}
-"""Files of questions, and how many of the 50 the first result must answer. Only the first file was used to tune: of the
-second 44 were answered when it was first asked, on 2026-11-29."""
+WRITTEN = {"questions_tuning.toml": 45, "questions_kept.toml": 42, "questions_later.toml": 56}
+"""Files of questions, and how many of them the first result must answer. Only the first file was used to tune: of the
+second 44 of 50 were answered when it was first asked, on 2026-11-29. The third says how many of it were."""
 
 
 def questions_of(file: str) -> dict[str, list[str]]:
@@ -92,7 +93,7 @@ def test_search_answers_questions_in_words_with_its_first_result(
     questions = questions_of(file)
     first = {question: section_name(answers[question][0][0]) for question in questions}
     missed = {question: first[question] for question in questions if first[question] not in questions[question]}
-    assert len(questions) == 50
+    assert len(questions) >= 50
     assert len(questions) - len(missed) >= WRITTEN[file], missed
 
 
@@ -127,13 +128,11 @@ def index_of(site: Path) -> list[dict[str, str]]:
     return found
 
 
-def test_search_omits_pages_for_instructors(site: Path) -> None:
-    places = {item["location"].partition("#")[0] for item in index_of(site)}
-    assert "docs/learn/learn.html" in places
-    assert [
-        place for place in places if place.startswith(("docs/teach/", "tools/slides/", "src/frog/learn/demo/"))
-    ] == []
-    assert [place for place in places if "quiz" in place] == []
+def test_search_omits_pages_that_give_answers_away(site: Path) -> None:
+    places = {item["location"] for item in index_of(site)}
+    assert {"docs/learn/learn.html", "docs/teach/prepare.html#how-many-helpers"} <= places
+    omitted = r"docs/teach/(session-|questions|class\.html#assessment)|tools/slides/|src/frog/learn/demo/|.*quiz\.toml"
+    assert [place for place in places if re.match(omitted, place)] == []
     unmarked = [page for page in (site / "docs/teach").glob("*.html") if "For instructors</p>" not in page.read_text()]
     assert unmarked == []
 

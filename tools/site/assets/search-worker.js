@@ -9,8 +9,9 @@
     text: {weight: 1, length: 0.6},
   }
   const PRIOR = [1, 0.8, 0.4]  // guides, reference, internals
-  const DEFINES = /^\s*(what('s|s| is| are| does| do)?\b.*|define|definition|meaning of|explain|difference)/i
-  const ASKS_HOW = /^\s*(how|where|can|could|why|when|which|should|do|does|is|are)\b/i
+  const DEFINES = /^\s*(what('?s)?\b(?! (should|can|could|do i|do we|to|happens|must|if)\b).*|define|definition|meaning of|explain|difference)/i
+  const AMOUNT = /^\d+(b|gb|gib|mb|t)?$/  // 70B, 80 GB: examples on a page, seldom its subject
+  const ASKS_HOW = /^\s*(what (should|can|could|do|to|happens|must|if)|how|where|can|could|why|when|which|should|do|does|is|are)\b/i
   const stop = new Set(WORDS.stop), names = Object.keys(FIELDS)
 
   const stems = new Map()
@@ -20,9 +21,9 @@
   }
   const undouble = word => /([bdgkmnprt])\1$/.test(word) ? word.slice(0, -1) : word
   const stemOf = word => {
-    if (word.length < 4 || /\d/.test(word)) return word
+    if (word.length < 4 || /\d/.test(word) || word === 'windows') return word
     let found = word.replace(/('s)$/, '').replace(/sses$/, 'ss').replace(/ies$/, 'y').replace(/([^aious])s$/, '$1')
-    for (const end of ['ization', 'isation', 'ational', 'ation', 'ments', 'ment', 'ness', 'ism', 'able', 'ing', 'ed', 'ly', 'er', 'or', 'ion']) {
+    for (const end of ['ization', 'isation', 'ational', 'ation', 'ments', 'ment', 'ness', 'ism', 'able', 'est', 'ing', 'ed', 'ly', 'er', 'or', 'ion']) {
       if (found.endsWith(end) && found.length - end.length >= 3) {
         found = undouble(found.slice(0, -end.length))
         break
@@ -153,6 +154,8 @@
       const options = new Map([[term, 1]])
       const add = (word, weight) => options.set(word, Math.max(weight, options.get(word) ?? 0))
       for (const word of synonyms.get(term) ?? []) add(word, word === term ? 1 : 0.55)
+      const numbered = /^([a-z]{3,})\d$/.exec(term)  // "zero3" is also "ZeRO 3"
+      if (numbered) add(stem(numbered[1]), 0.7)
       const unknown = !postings.has(term)
       if (term.length > 2 && (unknown || end === last && end === text.trimEnd().length && /\S$/.test(input))) {
         for (const word of terms) if (word !== term && word.startsWith(term)) add(word, 0.75 * term.length / word.length)
@@ -165,7 +168,7 @@
         }
       }
       const meant = unknown ? [...options.keys()].filter(word => postings.has(word)).sort((one, other) => rarity(one) - rarity(other))[0] : term
-      groups.set(meant ?? term, {options, weight: 1, asked: true})
+      groups.set(meant ?? term, {options, weight: AMOUNT.test(term) ? 0.6 : 1, asked: true})
     }
     for (const word of more.map(stem)) if (!groups.has(word)) groups.set(word, {options: new Map([[word, 1]]), weight: 0.6})
     return [...groups].map(([term, group]) => {
@@ -190,15 +193,18 @@
         covered.set(id, (covered.get(id) ?? 0) + weight * rare)
       }
     }
+    const compares = /\b(differen\w+|versus|vs)\b/i.test(input)  // each word's definition answers
     const defines = DEFINES.test(input), term = defines || (groups.length < 3 && !ASKS_HOW.test(input)), worth = new Map(groups.map(group => [group.term, group.rarity]))
     const query = groups.filter(group => group.asked).map(group => group.term).join(' '), isName = /_|[a-z][A-Z]/.test(input)  // a name from the code
+    const spoken = wordsOf(input), said = new Set(spoken.map(word => word.term))
+    const inOrder = name => name.every((word, at) => !at || !said.has(name[at - 1]) || !said.has(word) || follows(spoken, name[at - 1], word))
     const found = [...scores].map(([id, score]) => {
       const item = items[id]
       const shares = item.names.map(name => name.join(' ') === query ? (item.defines ? 4 : isName || item.tier < 2 ? 2 : 0)
-        : name.length && name.every(word => worth.has(word)) ? name.reduce((sum, word) => sum + worth.get(word), 0) / total : 0)
-      const named = Math.max(...shares, 0) * (item.defines && term ? 2 : 1)
+        : name.length && name.every(word => worth.has(word)) && (!item.defines || inOrder(name)) ? name.reduce((sum, word) => sum + worth.get(word), 0) / total : 0)
+      const named = Math.max(...shares, 0) * (item.defines && term ? compares ? 4 : 2 : 1)
       const prior = PRIOR[item.tier] * (item.defines && !defines && groups.length > 2 ? TERM : 1)
-      return {id, score: score * prior * (1 - COVER + COVER * covered.get(id) / total) * (1 + TITLE * named)}
+      return {id, score: score * prior * (1 - COVER + COVER * (compares && item.defines && named ? 1 : covered.get(id) / total)) * (1 + TITLE * named)}
     })
     found.sort((one, other) => other.score - one.score)
     const first = found.slice(0, CANDIDATES).map(({id, score}) => {

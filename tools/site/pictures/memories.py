@@ -16,7 +16,7 @@ PRECISIONS: Final = ("bf16 + float32 masters", "float32")
 GPU_BYTES: Final = 80e9
 _NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _PARTS = ("parameters", "gradients", "optimizer")
-_FILLS = ("forward", "reduce", "optimize")
+_FILLS = ("forward", "backward", "optimize")
 
 
 def state_bytes(stage: int, parameters: float, ranks: int, precision: str) -> list[float]:
