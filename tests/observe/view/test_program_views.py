@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 from html import unescape
 from pathlib import Path
@@ -121,6 +122,7 @@ def test_report_says_how_each_rank_ended_and_what_is_unknown(failed: bool) -> No
     assert "the run was not observed" in html
     assert "said &lt;b&gt;1&lt;/b&gt; \\x1b[2J" in html
     assert ("SIGKILL on rank 1" in html) is failed
+    assert f"<code>{Path(sys.argv[0]).name} " in html
     assert html[html.index('id="world"') :].count("was killed by SIGKILL") == failed
     assert html.count("ended with exit code 0") == (0 if failed else 2)
 
@@ -199,6 +201,14 @@ def test_report_of_a_program_of_another_launcher(here: Path) -> None:
     html = render_report(RunFolder(folder))
     assert "As the program recorded it" in html
     assert "does not call frog.record" not in html
+
+
+def test_report_of_a_hang_blames_no_rank() -> None:
+    folder = run_of_two_ranks(recorded(), failed=True)
+    folder.record_json.write_text(folder.record_json.read_text().replace("SIGKILL", "HangError"))
+    html = render_report(folder)
+    assert "No rank failed: the launcher ended all of them." in html
+    assert "HangError on rank" not in html
 
 
 def test_report_of_a_failed_program_begins_with_the_diagnosis() -> None:

@@ -10,7 +10,6 @@
   }
   const PRIOR = [1, 0.8, 0.4]  // guides, reference, internals
   const DEFINES = /^\s*(what('?s)?\b(?! (should|can|could|do i|do we|to|happens|must|if)\b).*|define|definition|meaning of|explain|difference)/i
-  const AMOUNT = /^\d+(b|gb|gib|mb|t)?$/  // 70B, 80 GB: examples on a page, seldom its subject
   const ASKS_HOW = /^\s*(what (should|can|could|do|to|happens|must|if)|how|where|can|could|why|when|which|should|do|does|is|are)\b/i
   const stop = new Set(WORDS.stop), names = Object.keys(FIELDS)
 
@@ -168,7 +167,7 @@
         }
       }
       const meant = unknown ? [...options.keys()].filter(word => postings.has(word)).sort((one, other) => rarity(one) - rarity(other))[0] : term
-      groups.set(meant ?? term, {options, weight: AMOUNT.test(term) ? 0.6 : 1, asked: true})
+      groups.set(meant ?? term, {options, weight: 1, asked: true})
     }
     for (const word of more.map(stem)) if (!groups.has(word)) groups.set(word, {options: new Map([[word, 1]]), weight: 0.6})
     return [...groups].map(([term, group]) => {
