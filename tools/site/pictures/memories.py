@@ -254,7 +254,7 @@ def _units(scene: Scene, events: list[Event], end: float, per: float) -> None:
         for event in own:
             if event.kind == "reduce":
                 scene.add(
-                    scene.text(left + cell / 2 - 0.5, 94, "reduce", "reduce", "middle", 11),
+                    scene.text(left + cell / 2 - 0.5, 94, "reduce", "reduce", "middle", 12),
                     show=(event.time * per, (event.time + SEND) * per),
                 )
     scene.add(scene.text(MARGIN, 118, "weights and gradients of a rank", bold=True))

@@ -192,14 +192,14 @@ def buckets(buckets: int) -> Scene:
         x = left + BACKWARD_S * (MODEL.layers - 1 - layer) * scale
         scene.add(scene.rect(x, 26, BACKWARD_S * scale - 1, 34, "backward", "", 2))
         if layer % 2 == 0 and layer < 10:
-            scene.add(scene.text(x + BACKWARD_S * scale / 2, 48, str(layer), "white", "middle", 11))
+            scene.add(scene.text(x + BACKWARD_S * scale / 2, 48, str(layer), "white", "middle", 12))
     for number, bucket in enumerate(found):
         x, width = left + bucket.start_s * scale, (bucket.end_s - bucket.start_s) * scale
         full = left + bucket.full_s * scale
         scene.add(scene.line([(full - 0.5, 60), (full - 0.5, 86)], "reduce", 1.5, "3 2"))
         scene.add(scene.rect(x, 86, width - 1, 34, "reduce", "", 2))
         if width > 10:
-            scene.add(scene.text(x + width / 2, 108, str(number), "dark", "middle", 11))
+            scene.add(scene.text(x + width / 2, 108, str(number), "dark", "middle", 12))
     alone, done = left + backward_s * scale, left + found[-1].end_s * scale
     scene.add(scene.line([(alone, 20), (alone, 132)], "quiet", 1.5))
     scene.add(scene.line([(done, 80), (done, 132)], "good", 2))
