@@ -16,7 +16,7 @@ COMMON = frozenset(
         "run step report page record stage link task note lock fault rule phase scaling worker event request"
         " window attempt resume bundle campaign batch tree ring lab exercise folder buffer door cause facts verdict"
         " store kernel peer profile restart trial switch token partition prediction parameter allocation schedule"
-        " port probe manifest trap advice",
+        " port probe manifest trap advice reference standing",
     )
 )
 """Terms that are also everyday words; a program cannot tell which use is meant, so they are not linked."""
