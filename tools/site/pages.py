@@ -34,7 +34,8 @@ KNOWN_ERRORS, KNOWN_ERRORS_TABLE = "docs/observe/known-errors.md", "src/frog/obs
 """A generated page, and the folder that it is generated from: a link to the folder leads to the page."""
 _INSTRUCTORS = """!!! warning "For instructors"
 
-    These pages give answers away, so search does not find them. Learners start with [the course](../learn/learn.md).
+    Run sheets and questions give answers away, so search does not find them. Learners start with
+    [the course](../learn/learn.md).
 """
 
 

@@ -57,7 +57,7 @@ def ranks() -> Figure:
         figure.text(0, y, launcher, "quiet", size=28)
         for x, name in zip(columns, names, strict=True):
             figure.text(x, y, name, "quiet" if name.startswith("no") else "ink", "end", 26, "mono")
-    figure.text(0, 510, "RANK = NODE_RANK × ranks on a node + LOCAL_RANK", "ink", size=28, style="bold")
+    figure.text(0, 510, "RANK = NODE_RANK × ranks on a node + LOCAL_RANK", "ink", size=26, style="bold")
     figure.text(1160, 510, "*: OMPI_COMM_WORLD_*", "quiet", "end", 24)
     return figure
 
@@ -135,7 +135,7 @@ def slurm() -> Figure:
 def pods() -> Figure:
     """A pod requests GPUs: the device plugin counts them, the scheduler places the pod, the kubelet assigns them."""
     figure = Figure()
-    figure.box(0, 40, 262, 130, "pod asks for\nnvidia.com/gpu: 4", "forward", size=29)
+    figure.box(0, 40, 262, 130, "pod asks for\nnvidia.com/gpu: 4", "forward", size=26)
     figure.text(131, 214, "whole GPUs", "quiet", "middle", 28)
     figure.arrow(267, 105, 316, 105, width=5)
     figure.box(320, 40, 200, 130, "scheduler", "backward", size=34)
@@ -144,7 +144,7 @@ def pods() -> Figure:
     figure.rect(600, 0, 560, 420, "raised", "line")
     figure.text(624, 48, "a node", "quiet", size=30)
     figure.box(624, 70, 220, 100, "kubelet", "optimize", size=34)
-    figure.box(916, 70, 220, 100, "device plugin", "reduce", size=32)
+    figure.box(916, 70, 220, 100, "device plugin", "reduce", size=28)
     figure.arrow(912, 102, 850, 102, width=5)
     figure.arrow(848, 140, 910, 140, width=5)
     figure.text(624, 230, "1: “this node has 8 GPUs”", size=28)
