@@ -1,4 +1,4 @@
-"""What `frog check` says of the programs after the bugs of TrainCheck and TTrace stays as it is."""
+"""What `frog check` says of the programs after known bugs stays as it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ silent_bugs = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(silent_bugs)
 Case = silent_bugs.Case
 
-CASES = [*silent_bugs.PAPERS["TrainCheck"], *silent_bugs.PAPERS["TTrace"]]
+CASES = [
+    *silent_bugs.PAPERS["TrainCheck"],
+    *silent_bugs.PAPERS["TTrace"],
+    *silent_bugs.PAPERS["With their rules on 2026-11-30"],
+]
 TOGETHER = [case for case in CASES if not case.hangs and not case.against_one]
 """Without those that run alone: the tests of `frog diagnose` and of `--against-one` hold these."""
 

@@ -9,6 +9,7 @@ from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObs
 from frog.observe.check.gradient_makeup import LOSSES
 from frog.observe.check.makeup_checks import micro_batches_added, sample_rows, sum_not_divided
 from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Place, Step
+from frog.observe.check.reduction_checks import half_sums
 from frog.observe.check.rule import Broken, Rule
 
 _SCALES = ("DivBackward", "MulBackward")
@@ -574,6 +575,7 @@ RULES = (
     Rule("targets", "means over unequal numbers of targets are weighted", token_weights),
     Rule("collectives", "collectives agree in type, reduction and result", reductions),
     Rule("sums", "gradients are averaged, not added, over ranks", sums_of_gradients),
+    Rule("half-sums", "sums over ranks keep the digits of the gradients", half_sums),
     Rule("unscaled", "gradients are divided by the loss scale before they are clipped", unscaled_before_clipping),
     Rule("words", "each word of a split embedding is on one rank", words_on_a_rank),
     Rule("one-writer", "one rank writes a file", one_writer),

@@ -79,7 +79,7 @@ def _solve(case: Comparison, moment: Moment, ranks: tuple[int, ...], places: set
     terms: dict[int, list[list[float]]] = {}
     unit = 0.0
     for index in sorted(places & set(steps[0].parts) & set(range(len(table)))):
-        columns = [_brought(steps, moment.optimizer, number, index) for number in range(count)]
+        columns = [brought_by(steps, moment.optimizer, number, index) for number in range(count)]
         known = [each for each in columns if each is not None]
         if len(known) == count and any(known):
             terms[index] = [each or [0.0] * len(steps[0].parts[index]) for each in known]
@@ -120,7 +120,7 @@ def _weights(
     return None if rest > _DEVIATIONS * noise or error > least else (weights, error)
 
 
-def _brought(steps: list[Step], optimizer: int, number: int, index: int) -> list[float] | None:
+def brought_by(steps: list[Step], optimizer: int, number: int, index: int) -> list[float] | None:
     """Return what a backward pass brought to a parameter on all ranks; empty if nothing, None if some rank lacks it."""
     parts = [step.backwards[number].brought.get(optimizer, {}).get(index) for step in steps]
     known = [each for each in parts if each is not None]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from frog.core.units import some_of
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
+from frog.observe.check.graph_checks import graphs_kept
 from frog.observe.check.makeup_checks import never_cleared
 from frog.observe.check.mode_checks import autocast_reaches, evaluation_mode, evaluations
 from frog.observe.check.rank_records import Call, Parameter, RankRecord, Step
@@ -428,6 +429,7 @@ RULES = (
     Rule("changes", "a step changes what has a gradient", step_changes),
     Rule("schedule", "the learning rate follows the steps, and is above 0 until training ends", schedules),
     Rule("tied", "tied weights stay equal", tied_weights),
+    Rule("graphs", "no graph is kept from step to step", graphs_kept),
     Rule("state-type", "weights and optimizer state are kept in float32", types_of_state),
     Rule("finite", "loss, gradients and weights are finite", finite),
 )

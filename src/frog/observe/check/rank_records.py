@@ -77,6 +77,8 @@ class Module(_Line, frozen=True, kw_only=True, tag="module"):
     """The head that its configuration ties to the embedding, if it is another tensor, and the line that made it."""
     adapters: tuple[Count, Count] = (0, 0)
     """Tensors of adapters, and those of them that need a gradient."""
+    reduction: tuple[str, str, Count] | None = None
+    """The types in which it reduces gradients and computes them, and over how many ranks, if it says so."""
     lowered: list[str] = []
     """Buffers in half precision, if all parameters are in float32."""
     adapters_selected: Place | None = None
@@ -182,12 +184,16 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     line: Place | None = None
     graph: list[Node] = []
     loss: float | None = None
+    retains: bool = False
+    """True if it was asked to keep the graph."""
     adds: bool = False
     """True if it began with gradients that were not zero."""
     bits: dict[int, list[int | None]] = {}
     """The gradients' bits after it, by optimizer."""
     brought: dict[int, dict[int, list[float]]] = {}
     """Parts of the gradients that it brought, before anything reduced them, by optimizer and place in it."""
+    digits: dict[int, str] = {}
+    """The type in half precision that holds each sampled element of an optimizer's gradients in float32 after it."""
     left: dict[int, dict[int, list[float]]] = {}
     """Parts of the gradients that are there after it although it brought none to the tensor that is held: of shards."""
 
@@ -205,6 +211,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     elements: int = 0
     ranks: list[Rank] | None = None
+    after_backward: bool = False
+    """True between a backward pass and the step, outside of modules: what is reduced there is no activation."""
     bits: int | None = None
     entered: int | None = None
     """The bits with which the rank called it."""
@@ -256,6 +264,30 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     """The line that called the module."""
 
 
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds graphs of several earlier steps."""
+
+    name: str
+    """The variable's or the attribute's."""
+    attribute: bool = False
+    line: Place | None = None
+    """The line that adds to it."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Graphs of autograd that are there two steps or more after their own."""
+
+    steps: Count
+    """How many earlier sampled steps have left one."""
+    first: Count
+    """The earliest of them."""
+    what: str = ""
+    """What it made: loss or output."""
+    line: Place | None = None
+    """The line of the earliest one's backward pass, or forward."""
+    holder: Holder | None = None
+
+
 class Step(_Line, frozen=True, kw_only=True, tag="step"):
     """A step of an optimizer, and what happened since the step before."""
 
@@ -275,6 +307,8 @@ class Step(_Line, frozen=True, kw_only=True, tag="step"):
     changed: list[float | None] = []
     """Which part of the sampled elements with a gradient the step changed, by parameter."""
     state: list[list[str]] = []
+    kept: Kept | None = None
+    """None: all graphs of earlier steps are gone, or the step was not sampled."""
     stale: bool = False
     """True if the gradients of the last step were never cleared."""
     forwards: list[Forward] = []

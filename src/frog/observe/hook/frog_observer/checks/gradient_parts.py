@@ -19,6 +19,10 @@ _MOST, _MOST_SAMPLES = 48, 16
 backward pass: with reentrant checkpoints several come."""
 
 
+_LEAST_NUMBERS = 32
+"""Fewest elements that tell in which type gradients were: few may have few digits by chance."""
+
+
 class GradientParts:
     """Takes gradients between the beginning and the end of a backward pass."""
 
@@ -87,6 +91,25 @@ def of_step(optimizer: Any) -> dict[int, list[float]]:
         (0, index, fingerprints.sampled(each)) for index, each in held if each is not None and not each.is_sparse
     ]
     return _by_optimizer(samples).get(0, {})
+
+
+def digits_of(optimizer: Any) -> str | None:
+    """Return the type in half precision that can hold each sampled element of an optimizer's gradients in float32.
+
+    None if none can, or too few elements are not zero.
+    """
+    torch: Any = sys.modules["torch"]
+    held = [each.grad for _, each in watched(optimizer)]
+    samples = [fingerprints.sampled(each) for each in held if each is not None and not each.is_sparse]
+    wide = [each for each in samples if each.dtype == torch.float32]
+    if not wide or len({each.device for each in wide}) > 1:
+        return None
+    numbers = torch.cat(wide)
+    if int((numbers != 0).sum()) < _LEAST_NUMBERS:
+        return None
+    low = (torch.bfloat16, torch.float16)
+    found = next((kind for kind in low if bool((numbers.to(kind).to(numbers.dtype) == numbers).all())), None)
+    return None if found is None else str(found).rpartition(".")[2]
 
 
 def _by_optimizer(samples: list[tuple[int, int, Any]]) -> dict[int, dict[int, list[float]]]:

@@ -168,6 +168,29 @@ def kind_of(module: Any) -> str | None:
     return next((kind for name, kind in kinds.items() if name in names), None)
 
 
+def reduction_of(module: Any) -> list[Any] | None:
+    """Return the types in which wrappers reduce gradients and compute them, and over how many ranks; None if unsaid."""
+    kind = kind_of(module)
+    with contextlib.suppress(Exception):  # another version of torch or DeepSpeed
+        if kind == "deepspeed":
+            computed = next(module.parameters()).dtype
+            return _types(module.communication_data_type, computed, module.dp_world_size)
+        if kind in ("ddp", "fsdp1"):
+            policy = module.mixed_precision
+            return _types(policy.reduce_dtype or policy.param_dtype, policy.param_dtype, module.process_group.size())
+        for each in module.modules():
+            if kind_of(each) == "fsdp2":
+                policy, parameter = each._get_fsdp_state()._mp_policy, next(each.parameters())
+                computed = policy.param_dtype or parameter.dtype
+                return _types(policy.reduce_dtype or computed, computed, parameter.device_mesh.size())
+    return None
+
+
+def _types(reduced: Any, computed: Any, ranks: int) -> list[Any] | None:
+    names = [str(each or "").rpartition(".")[2] for each in (reduced, computed)]
+    return [*names, int(ranks)] if names[0] else None
+
+
 def is_wrapper(module: Any) -> bool:
     """True if a module only calls another one, whose name without what wrappers add is the same."""
     return kind_of(module) in ("ddp", "fsdp1", "deepspeed") or any(name in module._modules for name in _OF_WRAPPERS)

@@ -145,6 +145,7 @@ class ProgramObjects:
                     "adapters": module_facts.adapters(module),
                     "adapters_selected": self._adapters_selected(module),
                     "lowered": module_facts.lowered_buffers(module),
+                    "reduction": module_facts.reduction_of(module),
                 }
             )
         return number

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..place import Place  # noqa: TID252 its absolute name differs below a launcher
-from . import fingerprints, gradient_parts, module_facts, module_sums, user_lines
+from . import fingerprints, gradient_parts, kept_graphs, module_facts, module_sums, user_lines
 from .program_objects import ProgramObjects, gradients_of, held, learning_rates, parameters_of, state_types
 from .record_file import RecordFile
 from .user_lines import HandWriters
@@ -46,6 +46,7 @@ class StepRecorder:
         self._backwards: list[dict[str, Any]] = []
         self._calls: list[dict[str, Any]] = []
         self._parts = gradient_parts.GradientParts()
+        self._graphs = kept_graphs.KeptGraphs()
         self._masks: dict[int, dict[int, Any]] = {}
         """The random states with which each layer that drops was called in a forward, and the line, by its id."""
         self.pending: list[tuple[Any, dict[str, Any]]] = []
@@ -77,6 +78,16 @@ class StepRecorder:
     def is_sampled(self) -> bool:
         """True if the step that is under way is one whose tensors are read."""
         return self._num_steps < _FIRST_STEPS or (self._num_steps + 1) % self._every == 0
+
+    @property
+    def _iteration(self) -> int:
+        """The step that is under way, as the optimizer counts that has taken most: a program may have many."""
+        return 1 + max(self._steps.values(), default=0)
+
+    @property
+    def is_after_backward(self) -> bool:
+        """True between the end of a backward pass and the optimizer's step, outside of any module."""
+        return bool(self._backwards) and not self.in_backward and self._depth == 0 and self._before is None
 
     @property
     def is_in_step(self) -> bool:
@@ -223,7 +234,7 @@ class StepRecorder:
         multiplies = self._forwards[-1].get("autocast") and module_facts.multiplies(module)
         if self._depth == 0 or multiplies:
             with self.reading():
-                self._note_end(module, output if multiplies and isinstance(output, torch.Tensor) else None)
+                self._note_end(module, output, bool(multiplies))
         if self._modules is not None and torch.is_grad_enabled():
             with self.reading():
                 self._modules.output(module, output, user_lines.line_of(sys._getframe(2)))
@@ -240,32 +251,35 @@ class StepRecorder:
                     }
                 )
 
-    def _note_end(self, module: Any, product: Any) -> None:
+    def _note_end(self, module: Any, output: Any, multiplies: bool) -> None:
         """Note what a module's forward, the outermost one or one inside of it, ends with.
 
-        product: the output of a layer that autocast computes in half precision.
+        multiplies: True for a layer that autocast computes in half precision.
         """
         record = self._forwards[-1]
-        size = product.element_size() if product is not None else 0
+        size = output.element_size() if multiplies and hasattr(output, "element_size") else 0
         if size in (2, 4):  # autocast leaves float64 as it is
             record["lowered"] = record.get("lowered", False) or size == 2
         is_same = self._begun == id(module) and "random" in record
+        if self._depth == 0:
+            self._graphs.mark(output, self._iteration, "output", record["line"])
         if self._depth == 0 and is_same:
             record["draws"] = module_facts.random_state() != record["random"]
             if not record["training"] and not module_facts.in_training(module):
                 record["noisy"] = record["draws"]
 
-    def on_backward(self, loss: Any, line: Any) -> None:
+    def on_backward(self, loss: Any, line: Any, retains: bool = False) -> None:
         """Take the beginning of a backward pass."""
         self.in_backward = True
         self._num_backwards += 1
         self.writers.ignore_gradients()
-        record: dict[str, Any] = {"line": line}
+        record: dict[str, Any] = {"line": line, **({"retains": True} if retains else {})}
         if len(self._backwards) < _MOST_FORWARDS:
             self._backwards.append(record)
         if not self.is_sampled:
             return
         with self.reading():
+            self._graphs.mark(loss, self._iteration, "loss", line)
             record["graph"] = module_facts.graph_of(loss)
             if loss is not None and loss.numel() == 1 and not hasattr(loss, "_local_tensor"):
                 record["loss"] = fingerprints.finite_or_none(float(loss.detach()))
@@ -296,6 +310,9 @@ class StepRecorder:
         with self.reading():
             now = self._gradient_bits()
             self._backwards[-1]["bits"] = now
+            known = {number: gradient_parts.digits_of(optimizer) for number, optimizer in self.objects.optimizers}
+            digits = {number: kind for number, kind in known.items() if kind is not None}
+            self._backwards[-1].update({"digits": digits} if digits else {})
             parts = self._parts.end(self.objects.optimizers)
             if self._num_backwards <= _MOST_FORWARDS:
                 self._backwards[-1].update(parts)
@@ -421,6 +438,8 @@ class StepRecorder:
                     record["weight_sums"] = module_sums.of_tensors(parameters, places)
                 record["changed"] = list(map(_changed, record.pop("samples"), parameters, record.pop("used")))
                 record["state"] = state_types(optimizer)
+                roots = [module for _, module in self.objects.roots]
+                record["kept"] = self._graphs.look(self._iteration - 1, sys._getframe(1), roots)
             self.write(
                 {
                     "kind": "step",

@@ -82,7 +82,9 @@ class _Functions:
                 if recorder.in_backward or not recorder.is_here():
                     return original(loss, *args, **kwargs)
                 first = loss[0] if isinstance(loss, (list, tuple)) and loss else loss
-                recorder.on_backward(first if isinstance(first, torch.Tensor) else None, line_of(sys._getframe(1)))
+                retains = bool(kwargs.get("retain_graph"))
+                first = first if isinstance(first, torch.Tensor) else None
+                recorder.on_backward(first, line_of(sys._getframe(1)), retains)
                 try:
                     return original(loss, *args, **kwargs)
                 finally:
@@ -509,7 +511,21 @@ class _Functions:
 
             return __init__
 
+        def make_hook(original: Any) -> Any:
+            def registers(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+                if recorder.is_here():
+                    given = [*args, *kwargs.values()]
+                    names = [str(getattr(each, "__qualname__", None) or getattr(each, "name", "")) for each in given]
+                    recorder.on_call(
+                        {"call": "comm_hook", "op": " ".join(names)[:200], "line": line_of(sys._getframe(1))}
+                    )
+                return original(wrapper, *args, **kwargs)
+
+            return registers
+
         self._wrap([parallel.DistributedDataParallel], "__init__", make)
+        for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+            self._wrap([parallel.DistributedDataParallel], name, make_hook)
 
     def watch_collectives(self) -> None:
         """Watch the collectives that the program itself calls."""
@@ -556,6 +572,7 @@ class _Functions:
                     "dtype": str(tensor.dtype).rpartition(".")[2],
                     "elements": tensor.numel(),
                     "ranks": _ranks_of(args, kwargs),
+                    "after_backward": recorder.is_after_backward,
                 }
                 if recorder.is_sampled and _is_complete(result) and not tensor.is_meta:
                     record["bits"], record["entered"] = fingerprints.bits(tensor), entered
