@@ -53,6 +53,8 @@ class KeptGraphs:
         self._num_of_step: dict[int, int] = {}
         self._num_searches = 0
         self._holder: dict[str, Any] | None = None
+        self._waits = False
+        """True if graphs were seen that only waited for the collector."""
 
     def mark(self, value: Any, step: int, what: str, line: Any) -> None:
         """Mark the nodes that made some tensors, "loss" or "output", in a step that is under way."""
@@ -74,17 +76,18 @@ class KeptGraphs:
         frame: where the program is. modules: its outermost modules, whose attributes may hold graphs too.
         """
         old = self._old(step)
-        if len({mark.step for mark in old}) >= LEAST_STEPS and self._holder is None:
-            if self._num_searches >= _MOST_SEARCHES:
-                return self._described(old)
+        if _are_many(old) and self._holder is None and self._num_searches < _MOST_SEARCHES:
             self._num_searches += 1
             # what only refers to itself is not kept, it waits for the collector
             old.clear()
             gc.collect()
             old = self._old(step)
-            if len({mark.step for mark in old}) >= LEAST_STEPS:
+            self._waits = self._waits or not _are_many(old)
+            if _are_many(old):
                 with contextlib.suppress(Exception):  # an object of the program whose attributes cannot be read
                     self._holder = _find_holder(frame, modules, step - _LEAST_AGE)
+        elif _are_many(old) and self._holder is None and self._waits:
+            return None
         return self._described(old) if old else None
 
     def _old(self, step: int) -> list[_Mark]:
@@ -102,6 +105,10 @@ class KeptGraphs:
             "line": first.line,
             **({"holder": self._holder} if self._holder is not None else {}),
         }
+
+
+def _are_many(marks: list[_Mark]) -> bool:
+    return len({mark.step for mark in marks}) >= LEAST_STEPS
 
 
 # ---- who holds them --------------------------------------------------------------------------------------------------
