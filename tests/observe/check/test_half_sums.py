@@ -128,8 +128,9 @@ def test_gradient_that_no_rounding_explains_is_not_measured(tmp_path: Path) -> N
     assert look(tmp_path, steps, held(8, "bfloat16"))[1].endswith("since the weights have this type")
 
 
-@pytest.mark.parametrize(("digits", "sure"), [(BFLOAT16, "possible"), (FLOAT32, None)])
+@pytest.mark.parametrize(("digits", "sure"), [(BFLOAT16, "possible"), (FLOAT32, None), (1, None)])
 def test_hook_without_a_telling_name_is_found_by_its_digits(tmp_path: Path, digits: int, sure: str | None) -> None:
+    """Gradients of one digit are no rounding to bfloat16, so they prove nothing about it."""
     steps = with_calls(ranks_of(4, digits), {"call": "comm_hook", "op": "send"})
     for each in steps:
         each["backwards"][0]["digits"] = {"0": "bfloat16"}
