@@ -135,7 +135,8 @@ class _Search:
         if not isinstance(value, (list, tuple, deque, set, dict)) or depth > _MOST_DEPTH:
             return set()
         if id(value) not in self._known:
-            found = self._known[id(value)] = set()
+            found: set[int] = set()
+            self._known[id(value)] = found
             items = list(value.values()) if isinstance(value, dict) else list(value)
             for each in items[:_MOST_ITEMS]:
                 found |= self.steps_of(each, depth + 1)
@@ -144,7 +145,8 @@ class _Search:
         return self._known[id(value)]
 
     def _steps_below(self, root: Any) -> set[int]:
-        nodes, seen, found = deque([root]), {root}, set()
+        found: set[int] = set()
+        nodes, seen = deque([root]), {root}
         while nodes and len(seen) < _MOST_NODES and self._num_nodes < _MOST_NODES_IN_ALL and len(found) < LEAST_STEPS:
             node = nodes.popleft()
             self._num_nodes += 1
