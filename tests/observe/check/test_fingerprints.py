@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frog.observe.hook.frog_observer.checks import fingerprints
+from frog.observe.hook.frog_observer.checks import fingerprints, gradient_parts
 
 SIZES = (0, 1, 7, 320, 4096, 4097, 65_536, 200_001)
 KINDS = (torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.bool)
@@ -132,3 +132,16 @@ def test_finite_is_told_from_overflow(dtype: torch.dtype) -> None:
     for bad in (float("nan"), float("inf"), float("-inf")):
         assert not fingerprints.is_finite(torch.cat([large, torch.tensor([bad], dtype=dtype)]))
     assert not fingerprints.is_finite(torch.tensor([float("inf"), float("-inf")], dtype=dtype))
+
+
+def test_digits_tell_in_which_type_gradients_were() -> None:
+    net = torch.nn.Linear(40, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = []
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        for each in net.parameters():
+            each.grad = torch.randn_like(each).to(kind).float()
+        found.append(gradient_parts.digits_of(optimizer))
+    assert found == [None, "bfloat16", "float16"]
+    net.weight.grad = None  # four elements may have few digits by chance
+    assert gradient_parts.digits_of(optimizer) is None

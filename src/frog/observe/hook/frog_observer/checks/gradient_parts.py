@@ -99,17 +99,17 @@ def digits_of(optimizer: Any) -> str | None:
     None if none can, or too few elements are not zero.
     """
     torch: Any = sys.modules["torch"]
-    held = [each.grad for _, each in watched(optimizer)]
-    samples = [fingerprints.sampled(each) for each in held if each is not None and not each.is_sparse]
-    wide = [each for each in samples if each.dtype == torch.float32]
-    if not wide or len({each.device for each in wide}) > 1:
-        return None
-    numbers = torch.cat(wide)
-    if int((numbers != 0).sum()) < _LEAST_NUMBERS:
-        return None
-    low = (torch.bfloat16, torch.float16)
-    found = next((kind for kind in low if bool((numbers.to(kind).to(numbers.dtype) == numbers).all())), None)
-    return None if found is None else str(found).rpartition(".")[2]
+    kinds, count = [torch.bfloat16, torch.float16], 0
+    for _, parameter in watched(optimizer):
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse or gradient.dtype != torch.float32:
+            continue
+        sample = fingerprints.sampled(gradient)
+        kinds = [kind for kind in kinds if bool((sample.to(kind).to(sample.dtype) == sample).all())]
+        if not kinds:  # as a rule at the first parameter
+            return None
+        count += int((sample != 0).sum())
+    return str(kinds[0]).rpartition(".")[2] if count >= _LEAST_NUMBERS else None
 
 
 def _by_optimizer(samples: list[tuple[int, int, Any]]) -> dict[int, dict[int, list[float]]]:
