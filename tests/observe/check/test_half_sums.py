@@ -92,7 +92,7 @@ HOOK = {"call": "comm_hook", "op": " bf16_compress_hook"}
     [
         (2, "bfloat16", BFLOAT16, 1.0, None),  # one rounding, as the gradient itself has
         (4, "bfloat16", BFLOAT16, 1.0, None),
-        (8, "bfloat16", BFLOAT16, 1.0, "possible"),
+        (8, "bfloat16", BFLOAT16, 1.0, None),
         (4, "bfloat16", BFLOAT16, 30.0, "possible"),  # ranks that cancel lose digits on few ranks too
         (8, "bfloat16", BFLOAT16, 30.0, "likely"),
         (8, "float16", FLOAT16, 30.0, "likely"),

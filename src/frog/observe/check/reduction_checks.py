@@ -69,7 +69,8 @@ def _judged(case: Comparison, reduction: _Reduction) -> Broken | None:
         return None
     is_swamped = size * half_unit >= 1
     is_likely = is_swamped or (size >= _MANY_RANKS and times is not None and times >= _TWO_DIGITS)
-    is_possible = not reduction.from_low or size >= _MANY_RANKS or (times is not None and times >= _ONE_DIGIT)
+    loses = size >= _MANY_RANKS if times is None else times >= _ONE_DIGIT
+    is_possible = not reduction.from_low or loses
     if not is_likely and not is_possible:
         return None
     digits = round(-math.log2(half_unit))
