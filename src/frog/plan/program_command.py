@@ -24,7 +24,13 @@ def add_program_parser(plan: argparse.ArgumentParser, actions: argparse._SubPars
     )
     parser.add_argument("--cluster", required=True, metavar="NAME", help="such as h100x8, or your own file PATH.toml")
     parser.add_argument("--nodes", type=at_least(1), default=1, metavar="N", help="number of nodes; default: 1")
-    parser.add_argument("--rank", type=at_least(0), default=0, metavar="N", help="the rank to run; default: 0")
+    parser.add_argument(
+        "--rank",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="the rank to run, next to those that it exchanges messages with; default: 0",
+    )
     parser.add_argument(
         "--steps", type=at_least(1), default=2, metavar="N", help="optimizer steps; the last is planned; default: 2"
     )

@@ -196,7 +196,7 @@ def test_a_clock_continues_over_steps() -> None:
 
 
 def plan_of(facts: dict[str, Any]) -> ProgramPlan:
-    return ProgramPlan(facts, "my.py", "h100x8", CLUSTER, 8, 0)
+    return ProgramPlan({0: facts}, "my.py", "h100x8", CLUSTER, 8, 0)
 
 
 @pytest.mark.parametrize(("size", "verdict"), [(70, "fits"), (76, "MAY NOT FIT"), (79, "DOES NOT FIT")])

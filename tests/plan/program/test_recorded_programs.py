@@ -33,7 +33,7 @@ def record(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """Return the facts of the program on 16 GPUs, and its output."""
     with (folder / "output").open("w+") as output:
         facts = record_program(Request(str(PROGRAM), arguments, clusters()["h100x8"], nodes=2), output)
-    return facts, (folder / "output").read_text()
+    return facts[0], (folder / "output").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_trainer_script_is_planned_with_the_lines_of_its_model(tmp_path: Path)
     pytest.importorskip("transformers")
     script = PROGRAM.with_name("planned_trainer.py")
     with (tmp_path / "output").open("w+") as output:
-        facts = record_program(Request(str(script), [str(tmp_path)], clusters()["h100x8"], nodes=2), output)
+        facts = record_program(Request(str(script), [str(tmp_path)], clusters()["h100x8"], nodes=2), output)[0]
     assert (tmp_path / "output").read_text().count("'grad_norm'") == 2
     attention = rows_of(facts, "attention")
     assert [row[1] for row in attention] == (["forward"] * 2 + ["backward"] * 2) * 2
@@ -256,7 +256,7 @@ def shown(facts: dict[str, Any], output: str = "") -> dict[str, Any]:
     sums: Counter[str] = Counter()
     for size, line, kind in facts["storages"]:
         sums[f"{kind}, {lines[line].rpartition('/')[2]}"] += size
-    text = program_lines(ProgramPlan(facts, "my.py", "h100x8", clusters()["h100x8"], 2, 0))
+    text = program_lines(ProgramPlan({0: facts}, "my.py", "h100x8", clusters()["h100x8"], 2, 0))
     others = {name: facts[name] for name in ("answered", "no_rule", "embedded", "notes", "steps", "rank_parameters")}
     return {
         "rows": counted,

@@ -86,7 +86,7 @@ def _gather(args: Any) -> None:
     value = None if given is None else value_of(given)
     for fake in outputs:
         if value is None or fake.numel() % value.numel() or fake.numel() > _MOST:
-            _drop(fake)
+            forget_value(fake)
         else:
             copies = fake.numel() // value.numel()
             with _disable_current_modes():
@@ -98,10 +98,11 @@ def _forget(func: Any, args: Any, kwargs: Any) -> None:
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             for fake in _tensors(args[index] if index < len(args) else kwargs.get(argument.name)):
-                _drop(fake)
+                forget_value(fake)
 
 
-def _drop(fake: Any) -> None:
+def forget_value(fake: Any) -> None:
+    """Forget the value of a fake tensor."""
     if getattr(fake, _KEPT, None) is not None:
         setattr(fake, _KEPT, None)
 

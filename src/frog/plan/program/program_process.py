@@ -1,4 +1,4 @@
-"""Starts a program under fake tensors in a process of its own, and reads the facts that it leaves."""
+"""Starts a program under fake tensors, a process for each rank that exchanges messages, and reads their facts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from frog.core.errors import FrogError
 from frog.plan.estimate.hardware import Cluster
 
 _TRY = "docs/plan/program.md lists what can be planned"
+_MOST_RANKS = 64
+"""Processes of one plan."""
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,13 @@ class Request:
     steps: int = 2
     """Optimizer steps; the last one is planned."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return what the process of the program needs."""
+    def as_dict(self, rank: int) -> dict[str, Any]:
+        """Return what the process of a rank needs."""
         gpu = self.cluster.gpu
         return {
             "program": self.program,
             "arguments": list(self.arguments),
-            "rank": self.rank,
+            "rank": rank,
             "world_size": self.nodes * self.cluster.gpus_per_node,
             "gpus_per_node": self.cluster.gpus_per_node,
             "gpu": gpu.name,
@@ -47,43 +51,121 @@ class Request:
         }
 
 
-def record_program(request: Request, output: Any = None) -> dict[str, Any]:
-    """Run a program until its last planned step, and return the facts of that step.
+def record_program(request: Request, output: Any = None) -> dict[int, dict[str, Any]]:
+    """Run a program until its last planned step, and return the facts of that step, by rank.
+
+    The ranks are the requested one, those with which it exchanges messages, and so on.
 
     output: a file for what the program prints; default: stderr.
 
     Raises:  FrogError if the program cannot be planned, with the line that says why.
     """
     with tempfile.TemporaryDirectory(prefix="frog-plan-") as folder:
-        asked, facts = Path(folder, "request.json"), Path(folder, "facts.json")
-        cluster = Path(folder, "cluster.pickle")
-        cluster.write_bytes(pickle.dumps(request.cluster))
-        asked.write_text(json.dumps({**request.as_dict(), "cluster": str(cluster), "facts": str(facts)}))
-        ended = subprocess.run(
+        Path(folder, "cluster").write_bytes(pickle.dumps(request.cluster))
+        ranks = _Ranks(request, Path(folder), output or sys.stderr.fileno())
+        try:
+            while not ranks.have_ended():
+                time.sleep(_POLL_S)
+        finally:
+            ranks.end()
+        return ranks.facts
+
+
+class _Ranks:
+    """The processes of the ranks, of which the first one is started."""
+
+    def __init__(self, request: Request, folder: Path, output: Any) -> None:
+        self.request, self.folder, self.output = request, folder, output
+        self.facts: dict[int, dict[str, Any]] = {}
+        """The facts of the ranks that have ended."""
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._waited: dict[int, bytes] = {}
+        """What all processes waited for, when that was last the case."""
+        self._start(request.rank)
+
+    def have_ended(self) -> bool:
+        """Start the ranks that are wanted, read the facts of those that have ended; True if all have.
+
+        Raises:  FrogError if a rank cannot be planned, or if all of them wait for messages.
+        """
+        for wanted in self.folder.glob("wanted-*"):
+            rank = int(wanted.name.rpartition("-")[2])
+            if rank not in self._running and rank not in self.facts:
+                self._start(rank)
+        for rank, process in list(self._running.items()):
+            if process.poll() is not None:
+                self._read(rank, process.returncode)
+        self._end_if_all_wait()
+        return not self._running
+
+    def _start(self, rank: int) -> None:
+        request = self.request
+        if len(self._running) + len(self.facts) >= _MOST_RANKS:
+            raise self._cannot(f"more than {_MOST_RANKS} ranks exchange messages, and each needs a process")
+        asked = self.folder / f"request-{rank}"
+        asked.write_text(json.dumps({**request.as_dict(rank), "folder": str(self.folder)}))
+        self._running[rank] = subprocess.Popen(
             [sys.executable, "-P", "-m", "frog.plan.program.run_program_rank", str(asked)],
             stdin=subprocess.DEVNULL,
-            stdout=output or sys.stderr.fileno(),
-            env=child_env(**_world(request), CUDA_VISIBLE_DEVICES=""),
-            check=False,
+            stdout=self.output,
+            env=child_env(**_world(request, rank), CUDA_VISIBLE_DEVICES=""),
         )
+
+    def _read(self, rank: int, code: int) -> None:
+        facts = self.folder / f"facts-{rank}"
         if not facts.is_file():
-            raise FrogError(f"cannot plan {request.program}: it ended with exit code {ended.returncode}", _TRY)
-        found: dict[str, Any] = json.loads(facts.read_text())
-    if found["error"] is not None:
-        raise FrogError(f"cannot plan {request.program}: {found['error']}", _TRY)
-    return found
+            raise self._cannot(f"rank {rank} ended with exit code {code}")
+        del self._running[rank]
+        self.facts[rank] = json.loads(facts.read_text())
+        if self.facts[rank]["error"] is not None:
+            raise self._cannot(self._first_error())
+
+    def _first_error(self) -> str:
+        """Return the oldest error: a rank that waits for one that has failed fails after it."""
+        for path in sorted(self.folder.glob("facts-*"), key=lambda path: path.stat().st_mtime_ns):
+            error = json.loads(path.read_text())["error"]
+            if error is not None:
+                return error if len(self.facts) + len(self._running) == 1 else f"rank {path.name[6:]}: {error}"
+        raise AssertionError("no facts have an error")
+
+    def _end_if_all_wait(self) -> None:
+        """End a program whose processes all wait for messages that none of them sends."""
+        waits = {rank: self.folder / f"waits-{rank}" for rank in self._running}
+        if not all(path.is_file() for path in waits.values()):
+            return
+        found = {rank: path.read_bytes() for rank, path in waits.items()}
+        messages = {rank: pickle.loads(content) for rank, content in found.items()}
+        if any((self.folder / name).exists() for name, _, _ in messages.values()):
+            return
+        if found != self._waited:
+            self._waited = found  # a process that has just received its message may be between two files
+            return
+        if any(not is_complete for _, _, is_complete in messages.values()):
+            raise self._cannot("; ".join(text for _, text, _ in messages.values()) + ": all ranks wait")
+        for rank in self._running:
+            (self.folder / f"ended-{rank}").touch()
+
+    def _cannot(self, why: str) -> FrogError:
+        return FrogError(f"cannot plan {self.request.program}: {why}", _TRY)
+
+    def end(self) -> None:
+        """Kill the processes that still run."""
+        for process in self._running.values():
+            process.kill()
+        for process in self._running.values():
+            process.wait()
 
 
-def _world(request: Request) -> dict[str, str]:
+def _world(request: Request, rank: int) -> dict[str, str]:
     """Return torchrun's variables of a rank. No process listens on the port."""
     per_node = request.cluster.gpus_per_node
     return {
-        "RANK": str(request.rank),
+        "RANK": str(rank),
         "WORLD_SIZE": str(request.nodes * per_node),
-        "LOCAL_RANK": str(request.rank % per_node),
+        "LOCAL_RANK": str(rank % per_node),
         "LOCAL_WORLD_SIZE": str(per_node),
-        "GROUP_RANK": str(request.rank // per_node),
-        "NODE_RANK": str(request.rank // per_node),
+        "GROUP_RANK": str(rank // per_node),
+        "NODE_RANK": str(rank // per_node),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
     }

@@ -13,6 +13,7 @@ from frog.plan.estimate.hardware import Cluster
 from frog.plan.memory import fit_warning
 from frog.plan.program.program_memory import KINDS, ProgramMemory, memory_of
 from frog.plan.program.program_time import ProgramTime, StepClock
+from frog.plan.program.ranks_together import play_together
 
 _Key = TypeVar("_Key")
 _GIB = 2**30
@@ -23,6 +24,7 @@ _CAUSES = {
     "memory": "memory-bound operations",
     "launch": "GPU waits for Python's launches",
     "communication": "communication, exposed",
+    "waiting": "waits for other ranks",
     "slowed": "computation slowed by communication",
     "other": "fixed time and the slowest node",
 }
@@ -32,7 +34,8 @@ _CAUSES = {
 class ProgramPlan:
     """What a cluster would do with a recorded program."""
 
-    facts: dict[str, Any]
+    of_rank: Mapping[int, dict[str, Any]]
+    """The facts of the planned rank, and of those that it exchanges messages with."""
     program: str
     cluster_name: str
     cluster: Cluster
@@ -40,49 +43,86 @@ class ProgramPlan:
     rank: int
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The facts of the planned rank."""
+        return self.of_rank[self.rank]
+
+    @property
     def num_gpus(self) -> int:
         return self.nodes * self.cluster.gpus_per_node
 
     @property
     def tokens(self) -> int:
-        """Tokens that this rank looks up in its largest embedding, in the step; 0 if there is none."""
-        return max(self.facts["embedded"].values(), default=0)
+        """Tokens that a rank looks up in its largest embedding, in the step; 0 if there is none."""
+        return max((number for facts in self.of_rank.values() for number in facts["embedded"].values()), default=0)
 
     @cached_property
     def memory(self) -> ProgramMemory:
         return memory_of(self.facts)
 
     @cached_property
+    def times(self) -> dict[int, ProgramTime]:
+        """The time of the step, by rank: the ranks end together."""
+        if len(self.of_rank) > 1:
+            return play_together(self.of_rank, self.cluster, self.num_gpus)
+        return {self.rank: StepClock(self.cluster).play(self.facts, self.num_gpus)}
+
+    @property
     def time(self) -> ProgramTime:
-        return StepClock(self.cluster).play(self.facts, self.num_gpus)
+        return self.times[self.rank]
+
+    @property
+    def model_flops(self) -> float:
+        """Products and attention of the model's passes, on all ranks that ran."""
+        return sum(time.model_flops for time in self.times.values())
 
     @property
     def mfu(self) -> float:
-        """The products and attention of the model's passes, of what the GPU could do in the step."""
-        return self.time.model_flops / (self.cluster.gpu.peak_bf16 * self.time.total)
+        """The model's operations, of what the GPUs could do in the step."""
+        return self.model_flops / (len(self.times) * self.cluster.gpu.peak_bf16 * self.time.total)
 
 
 def program_lines(plan: ProgramPlan) -> list[str]:
     """Return the lines of a plan: memory, time, utilization, and what was not seen."""
     facts, gpu = plan.facts, plan.cluster.gpu
     memory, time = plan.memory, plan.time
+    where, whose = "this rank", ""
+    if len(plan.of_rank) > 1:
+        where, whose = "these ranks", f" in the modules of rank {plan.rank}"
     lines = [
         f"{plan.program} on {plan.num_gpus} {gpu.name} ({plan.cluster_name}, {count(plan.nodes, 'node')}): rank "
         f"{plan.rank}, optimizer step {facts['steps']}",
-        f"{format_count(facts['parameters'])} parameters, {format_count(facts['rank_parameters'])} on this rank",
+        f"{format_count(facts['parameters'])} parameters{whose}, {format_count(facts['rank_parameters'])} on this rank",
         "",
+        *_rank_lines(plan),
         *_memory_lines(memory, facts["lines"], gpu.memory),
         "",
         *_time_lines(time, facts["lines"]),
         "",
-        f"MFU {100 * plan.mfu:.1f} %: {time.model_flops:.4g} operations of products and attention on this rank",
+        f"MFU {100 * plan.mfu:.1f} %: {plan.model_flops:.4g} operations of products and attention on {where}",
     ]
     if plan.tokens:
-        rate = plan.tokens * plan.num_gpus / time.total
-        lines.append(
-            f"{plan.tokens:,} tokens on this rank; {rate:,.0f} tokens/s if each of {plan.num_gpus} ranks has its own"
-        )
+        groups = plan.num_gpus / len(plan.of_rank)
+        each = f"each of {plan.num_gpus} ranks" if len(plan.of_rank) == 1 else f"each {len(plan.of_rank)} of them"
+        rate = plan.tokens * groups / time.total
+        lines.append(f"{plan.tokens:,} tokens on {where}; {rate:,.0f} tokens/s if {each} has its own")
     return [*lines, "", "not seen", *(f"  {note}" for note in _notes(plan))]
+
+
+def _rank_lines(plan: ProgramPlan) -> Iterator[str]:
+    """Yield a line for each of several ranks: what it holds, and how long it waits for the others."""
+    if len(plan.of_rank) == 1:
+        return
+    yield f"{count(len(plan.of_rank), 'rank')} exchange messages, and each ran:"
+    yield f"  {'rank':<6}{'parameters':>12}{'memory, GiB':>13}{'busy, s':>11}{'waits, s':>11}"
+    for rank, time in plan.times.items():
+        memory = memory_of(plan.of_rank[rank]).total
+        verdict = fit_warning(memory, plan.cluster.gpu.memory) or "fits"
+        held = format_count(plan.of_rank[rank]["rank_parameters"])
+        share = f"{time.total - time.waiting:>11.4f}{time.waiting:>11.4f} ({100 * time.waiting / time.total:.1f} %)"
+        yield f"  {rank:<6}{held:>12}{memory / _GIB:>13.2f}{share}  {verdict}"
+    yield ""
+    yield f"rank {plan.rank}"
 
 
 def _memory_lines(memory: ProgramMemory, lines: list[str], available: float) -> Iterator[str]:
@@ -100,6 +140,8 @@ def _memory_lines(memory: ProgramMemory, lines: list[str], available: float) -> 
 def _time_lines(time: ProgramTime, lines: list[str]) -> Iterator[str]:
     yield f"{'time of the step':<42}   s"
     for name, words in _CAUSES.items():
+        if name == "waiting" and not time.waiting:
+            continue
         yield f"  {words:<36} {getattr(time, name):>8.4f}"
     yield f"  {'total':<36} {time.total:>8.4f}"
     for (size, stride), group in time.groups.items():
@@ -120,11 +162,17 @@ def _largest(by_line: Mapping[_Key, float]) -> list[tuple[_Key, float]]:
 
 def _notes(plan: ProgramPlan) -> Iterator[str]:
     facts = plan.facts
-    yield f"other ranks: rank {plan.rank} stands for all {plan.num_gpus}; --rank N plans another one"
+    if len(plan.of_rank) == 1:
+        yield f"other ranks: rank {plan.rank} stands for all {plan.num_gpus}; --rank N plans another one"
+    else:
+        ranks = ", ".join(map(str, sorted(plan.of_rank)))
+        yield f"other ranks: ranks {ranks} stand for all {plan.num_gpus}; --rank N plans another one's"
     yield "loading of data, and whatever the program does outside of torch; no measured range belongs to these times"
     if facts["clock_readings"]:
         read = f"it read the planned time {facts['clock_readings']} x from `time` and CUDA events"
         yield f"the program's own clock: {read}, so the speeds that it prints are simulated"
+        if len(plan.of_rank) > 1:
+            yield "that clock does not wait for the other ranks, so a pipeline prints a shorter step than this plan"
     for line, (what, number) in facts["answered"].items():
         yield f"{line}: {what} answered by a constant, {number} x"
     for name, number in facts["no_rule"].items():
@@ -160,6 +208,15 @@ def program_json(plan: ProgramPlan) -> str:
                 for (line, kind), size in _largest(memory.by_line)
             ],
         },
+        "ranks": [
+            {
+                "rank": rank,
+                "parameters": plan.of_rank[rank]["rank_parameters"],
+                "memory": memory_of(plan.of_rank[rank]).total,
+                "time": {name: getattr(spent, name) for name in (*_CAUSES, "total")},
+            }
+            for rank, spent in plan.times.items()
+        ],
         "time": {name: getattr(time, name) for name in (*_CAUSES, "total")},
         "groups": [
             {
@@ -175,7 +232,7 @@ def program_json(plan: ProgramPlan) -> str:
         "time_by_line": [
             {"line": facts["lines"][line], "seconds": seconds} for line, seconds in _largest(time.by_line)
         ],
-        "model_flops": time.model_flops,
+        "model_flops": plan.model_flops,
         "mfu": plan.mfu,
         "tokens": plan.tokens,
         "not_seen": list(_notes(plan)),

@@ -2,6 +2,7 @@
 
 Three clocks run: Python's, which launches; the GPU's; and one for each group's collectives. An operation starts when
 it was launched and the GPU is free. A started collective runs next to the computation until the program waits for it.
+Messages, and collectives that ranks_together.py plays with other ranks, start when all of their ranks are ready.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from frog.plan.columns import log2
 from frog.plan.estimate.constants import FITTED, Constants
@@ -21,6 +22,33 @@ from frog.plan.links import Group, Links
 
 _MODEL_PASSES = ("forward", "backward")
 """Passes whose operations count for the MFU: what is recomputed does not."""
+
+
+class NotYet(Exception):
+    """Another rank has not reached what this one waits for."""
+
+
+class Meetings(Protocol):
+    """When the ranks of a message or of a collective are ready for it."""
+
+    def arrive(self, name: str, rank: int, at: float) -> None:
+        """Note that a rank is ready."""
+
+    def ready(self, name: str) -> float:
+        """Return when the last rank is ready. Raises NotYet."""
+
+
+@dataclass
+class Meeting:
+    """Messages or a collective that this rank has started, and whose end depends on other ranks."""
+
+    key: str
+    line: int
+    where: tuple[int, int]
+    start: float
+    seconds: float
+    communicator: str
+    names: list[str]
 
 
 @dataclass
@@ -44,6 +72,8 @@ class ProgramTime:
     """Time in which the GPU waits for Python to launch the next operation."""
     communication: float = 0.0
     """The exposed part."""
+    waiting: float = 0.0
+    """Time in which the GPU waits until other ranks are ready for a message or a collective."""
     slowed: float = 0.0
     """Computation that takes longer next to a collective."""
     other: float = 0.0
@@ -55,7 +85,7 @@ class ProgramTime:
 
     @property
     def total(self) -> float:
-        parts = self.products + self.attention + self.memory + self.launch
+        parts = self.products + self.attention + self.memory + self.launch + self.waiting
         return parts + self.communication + self.slowed + self.other
 
 
@@ -81,6 +111,21 @@ class StepClock:
     started: float = 0.0
     """Seconds of the collectives next to which the program computes."""
     started_exposed: float = 0.0
+    rank: int = 0
+    meetings: Meetings | None = None
+    """None: other ranks are always ready."""
+    shared: dict[int, str] = field(default_factory=dict)
+    """Names of the groups, by index, whose collectives start when other ranks are ready."""
+    met: Counter[int] = field(default_factory=Counter)
+    """Collectives of the shared groups so far."""
+    open: dict[str, Meeting] = field(default_factory=dict)
+    """Meetings whose end is not known, by their first name."""
+    ready: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """When all ranks of the last meeting under a key are ready, and its line."""
+    communicators: dict[str, float] = field(default_factory=dict)
+    """When the last meeting of each communicator ends."""
+    waits_at: int = 0
+    """The line of the meeting that was looked at last."""
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -98,7 +143,11 @@ class StepClock:
     def play_rows(self, rows: Iterable[list[Any]]) -> None:
         """Advance the clocks by these rows."""
         for row in rows:
-            getattr(self, f"_{row[0]}")(*row[1:])
+            self.play_row(row)
+
+    def play_row(self, row: list[Any]) -> None:
+        """Advance the clocks by one row. Raises NotYet if another rank is missing; then the row can be played again."""
+        getattr(self, f"_{row[0]}")(*row[1:])
 
     def finish(self, num_gpus: int) -> ProgramTime:
         """Return the time of the step that ends here, and begin a new one."""
@@ -173,14 +222,28 @@ class StepClock:
         self._launched(passed, seconds, line, "memory")
 
     def _collective(
-        self, line: int, passed: str, kind: str, num_bytes: int, num_ranks: int, stride: int, mode: str, key: str
+        self,
+        line: int,
+        passed: str,
+        kind: str,
+        num_bytes: int,
+        num_ranks: int,
+        stride: int,
+        mode: str,
+        key: str,
+        group_index: int = -1,
     ) -> None:
         where = num_ranks, stride
-        group = self.result.groups.setdefault(where, GroupTime())
         seconds = self._seconds(kind, num_bytes, Group(num_ranks, stride))
-        group.kinds[kind] += 1
-        group.num_bytes += num_bytes
-        group.seconds += seconds
+        if group_index in self.shared:
+            name = f"{self.shared[group_index]} {self.met[group_index]}"
+            if self._meet(Meeting(key or name, line, where, 0.0, seconds, self.shared[group_index], [name])):
+                self._note(where, kind, num_bytes, seconds)
+            if mode != "started":
+                self._wait(name)
+            self.met[group_index] += 1
+            return
+        self._note(where, kind, num_bytes, seconds)
         self.python += self.constants.launch_s
         needs = 0.0 if key.startswith("unshard") else self.gpu  # parameters are there; gradients are computed first
         if self.stream:
@@ -205,6 +268,12 @@ class StepClock:
             return self.links.all_to_all(num_bytes, group)
         return float(self.links.gather(num_bytes, group))
 
+    def _note(self, where: tuple[int, int], kind: str, num_bytes: float, seconds: float) -> None:
+        group = self.result.groups.setdefault(where, GroupTime())
+        group.kinds[kind] += 1
+        group.num_bytes += num_bytes
+        group.seconds += seconds
+
     def _until(self, end: float, where: tuple[int, int], line: int) -> None:
         exposed = max(0.0, end - self.gpu)
         self.result.communication += exposed
@@ -213,14 +282,76 @@ class StepClock:
         self.gpu += exposed
 
     def _wait(self, key: str) -> None:
+        for name in [name for name, meeting in self.open.items() if meeting.key == key]:
+            self._end(name)
+        if key in self.ready:
+            ready, line = self.ready[key]
+            if self.stream == 0:
+                waits = max(0.0, ready - self.gpu)
+                self.result.waiting += waits
+                self.result.by_line[line] += waits
+                self.gpu += waits
+            del self.ready[key]
+        if key in self.ends and self.stream and key.startswith("messages"):
+            end, _, _ = self.ends.pop(key)
+            self.streams[self.stream] = max(end, self.streams.get(self.stream, 0.0))
         if key in self.ends:
             before = self.gpu
             self._until(*self.ends.pop(key))
             self.started_exposed += self.gpu - before
 
     def _wait_for_all(self) -> None:
-        for key in list(self.ends):
+        for key in [*(meeting.key for meeting in self.open.values()), *self.ends]:
             self._wait(key)
+
+    # ---- what other ranks take part in -------------------------------------------------------------------------------
+
+    def _messages(
+        self, line: int, passed: str, key: str, communicator: str, messages: list[tuple[str, int, int, str]]
+    ) -> None:
+        """Start a batch of messages: one kernel, in which those of both directions run at once."""
+        where = 2, abs(messages[0][2] - self.rank)
+        seconds = {"send": 0.0, "recv": 0.0}
+        passages = [self._passage(num_bytes, peer) for _, num_bytes, peer, _ in messages]
+        for (kind, _, _, _), passage in zip(messages, passages, strict=True):
+            seconds[kind] += passage
+        names = [name for _, _, _, name in messages]
+        self._meet(Meeting(key, line, where, 0.0, max(seconds.values()), communicator, names))
+        for (kind, num_bytes, peer, _), passage in zip(messages, passages, strict=True):
+            self._note((2, abs(peer - self.rank)), kind, num_bytes, passage)
+
+    def _passage(self, num_bytes: int, peer: int) -> float:
+        """Return the seconds of a message between this rank and a peer."""
+        links = self.links
+        if self.rank // links.domain == peer // links.domain:
+            return float(links.send_inside(num_bytes))
+        return float(links.send_outside(num_bytes, links.route(Group(2, abs(peer - self.rank)))))
+
+    def _meet(self, meeting: Meeting) -> bool:
+        """Start a meeting after those of its communicator; False if it has started before. Raises NotYet."""
+        if meeting.names[0] in self.open:
+            return False
+        for name in [name for name, other in self.open.items() if other.communicator == meeting.communicator]:
+            self._end(name)
+        self.python += self.constants.launch_s
+        now = self.streams.get(self.stream, 0.0) if self.stream else self.gpu
+        meeting.start = max(self.python, now, self.communicators.get(meeting.communicator, 0.0))
+        for name in meeting.names:
+            if self.meetings is not None:
+                self.meetings.arrive(name, self.rank, meeting.start)
+        self.open[meeting.names[0]] = meeting
+        return True
+
+    def _end(self, name: str) -> None:
+        """Compute when a meeting ends. Raises NotYet."""
+        meeting = self.open[name]
+        self.waits_at = meeting.line
+        others = [self.meetings.ready(name) for name in meeting.names] if self.meetings is not None else []
+        ready = max([meeting.start, *others])
+        del self.open[name]
+        self.communicators[meeting.communicator] = ready + meeting.seconds
+        self.ready[meeting.key] = ready, meeting.line
+        self.ends[meeting.key] = ready + meeting.seconds, meeting.where, meeting.line
 
     def _sync(self, line: int) -> None:
         self.python = self.gpu = max(self.python, self.gpu)

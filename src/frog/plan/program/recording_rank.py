@@ -5,11 +5,11 @@ A dispatch mode sees every operation before torch's fake tensor mode answers it.
     ["product", line, pass, num, rows, inner, columns, itemsize, name]
     ["attention", line, pass, batch x heads, queries, keys, width of q and k, width of v, causal, backward, name]
     ["memory", line, pass, bytes that it reads and writes, name]
-    ["collective", line, pass, kind, bytes, ranks, stride, "blocking" or "started", key]
+    ["collective", line, pass, kind, bytes, ranks, stride, "blocking" or "started", key, index of the group]
     ["wait", key]
     ["sync", line]
 
-and those of streams and events: stand_in_cuda_rank.py.
+and those of streams and events, stand_in_cuda_rank.py, and of messages, messages_rank.py.
 
 `line` is an index into the lines of the user's files. An operation of the backward pass belongs to the line whose
 forward operation it differentiates.
@@ -99,7 +99,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Operations counted as memory-bound because no other rule knows them."""
         self.embedded: dict[str, int] = {}
         """Numbers of indices that were looked up in the step, by line and shape of the embedding."""
+        self.groups: list[list[int]] = []
+        """The ranks of each group that communicates."""
         self.in_optimizer = False
+        self.began = False
+        """True if a forward pass that records gradients has begun since an optimizer's step."""
         self.stream = 0
         """The stream on which the program launches; 0 is the default one."""
         self.paused = False
@@ -187,8 +191,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         row = product_row(name, args, outputs) or attention_row(name, args)
         passed = self.which_pass()
         if row is not None:
-            if self.is_complete and passed == "forward" and torch.is_grad_enabled():
-                raise Complete
+            if passed == "forward" and torch.is_grad_enabled():
+                self.began = True
+                if self.is_complete:
+                    raise Complete
             kind, *numbers = row
             self.rows.append([kind, line, passed, *numbers, name])
             return
@@ -256,7 +262,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add_collective(self, kind: str, num_bytes: int, ranks: list[int], line: int, mode: str, key: str) -> None:
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-        self.rows.append(["collective", line, self.which_pass(), kind, num_bytes, len(ranks), stride, mode, key])
+        if ranks not in self.groups:
+            self.groups.append(ranks)
+        where = len(ranks), stride, mode, key, self.groups.index(ranks)
+        self.rows.append(["collective", line, self.which_pass(), kind, num_bytes, *where])
 
     def _how_it_waits(self) -> tuple[str, bool]:
         """Return the key under which the program waits for a collective, and True if it continues meanwhile."""

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from frog.core.processes import leave_with_parent
 from frog.plan.program import stand_in_cuda_rank, stand_in_fsdp1_rank, stand_in_rank
+from frog.plan.program.messages_rank import PostOffice
 from frog.plan.program.recording_rank import CannotFake, Complete, Recorder, is_user_file, user_line
 from frog.plan.program.virtual_clock import VirtualClock
 
@@ -37,10 +38,18 @@ class Run:
         """The facts of the planned step, when it is complete."""
         self.step_memory = 0
         self.parameters: dict[int, list[int]] = {}
+        self._stepped: set[int] = set()
+        """The optimizers that have made the current step: a rank with several stages may have several."""
+        self._last: tuple[list[Any], int, dict[str, int]] = [], 0, {}
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Classify parameters and gradients, before an optimizer's step."""
         recorder = self.recorder
+        if recorder.began or id(optimizer) in self._stepped:
+            self._stepped.clear()
+        elif self._stepped:
+            self._continue_step()
+        self._stepped.add(id(optimizer))
         recorder.rows.append(["wait", "reduce"])
         recorder.in_optimizer = True
         params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -56,7 +65,7 @@ class Run:
         The program continues to its next forward pass, so that it prints its speed.
         """
         recorder = self.recorder
-        recorder.in_optimizer = False
+        recorder.in_optimizer = recorder.began = False
         recorder.classify(
             [leaf for leaf in tree_leaves(dict(optimizer.state)) if isinstance(leaf, torch.Tensor)], "optimizer state"
         )
@@ -65,11 +74,21 @@ class Run:
         if self.num_done == self.num_steps:
             self.kept = copy.deepcopy(facts_of(self, None))
             recorder.is_complete = True
+        self._last = list(recorder.rows), self.step_memory, dict(recorder.embedded)
         recorder.rows.clear()
         if recorder.stream:
             recorder.rows.append(["stream", recorder.stream])
         recorder.embedded.clear()
         self.step_memory = len(recorder.memory)
+
+    def _continue_step(self) -> None:
+        """Take back the end of a step: another optimizer follows before the next forward pass."""
+        rows, self.step_memory, embedded = self._last
+        self.recorder.rows[:0] = rows
+        self.recorder.embedded.update(embedded)
+        self.recorder.is_complete = False
+        self.num_done -= 1
+        self.clock.continue_step(len(rows))
 
 
 def facts_of(run: Run, error: str | None) -> dict[str, Any]:
@@ -83,6 +102,7 @@ def facts_of(run: Run, error: str | None) -> dict[str, Any]:
         "rank_parameters": sum(own for _, own in run.parameters.values()),
         "lines": recorder.lines,
         "rows": recorder.rows,
+        "groups": recorder.groups,
         "storages": recorder.storages,
         "memory": recorder.memory,
         "step_memory": run.step_memory,
@@ -98,16 +118,17 @@ def main() -> None:
     """Run the program of the request."""
     leave_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text())
-    program, rank, world_size = request["program"], request["rank"], request["world_size"]
+    program, world_size = request["program"], request["world_size"]
     facts = stand_in_cuda_rank.GpuFacts
     facts.name, facts.memory, facts.count = request["gpu"], request["gpu_memory"], request["gpus_per_node"]
     facts.num_sms = request["num_sms"]
     recorder = Recorder()
-    cluster = pickle.loads(Path(request["cluster"]).read_bytes())
-    run = Run(recorder, VirtualClock(recorder, cluster, world_size), request["steps"])
+    office = PostOffice(Path(request["folder"]), request["rank"], recorder)
+    cluster = pickle.loads((office.folder / "cluster").read_bytes())
+    run = Run(recorder, VirtualClock(recorder, cluster, world_size, office.rank), request["steps"])
     error = None
     try:
-        _execute(run, program, request["arguments"], rank, world_size)
+        _execute(run, program, request["arguments"], office, world_size)
     except Complete:
         pass
     except CannotFake as problem:
@@ -122,8 +143,12 @@ def main() -> None:
     if error is None and run.kept is None:
         error = f"the program ended after {run.num_done} of {request['steps']} optimizer steps"
     found = run.kept or facts_of(run, error)
-    Path(request["facts"]).write_text(json.dumps({**found, "clock_readings": run.clock.num_asked}))
+    facts_file = office.folder / f"facts-{office.rank}"
+    staging = office.folder / f".facts-{office.rank}"
+    staging.write_text(json.dumps({**found, "clock_readings": run.clock.num_asked}))
+    staging.rename(facts_file)
     sys.stdout.flush()
+    office.end()
     os._exit(0)
 
 
@@ -133,7 +158,7 @@ def _place(problem: BaseException) -> str:
     return f"{os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}" if lines else user_line() or "the program"
 
 
-def _execute(run: Run, program: str, arguments: list[str], rank: int, world_size: int) -> None:
+def _execute(run: Run, program: str, arguments: list[str], office: PostOffice, world_size: int) -> None:
     """Run the program under the fake tensors.
 
     Raises:  Complete in the forward pass after the planned steps; CannotFake if torch lacks a part; what the program
@@ -147,7 +172,7 @@ def _execute(run: Run, program: str, arguments: list[str], rank: int, world_size
     recorder = run.recorder
     stand_in_rank.Replicated.recorder = recorder
     stand_in_cuda_rank.stand_in_for_cuda(recorder, run.clock)
-    stand_in_rank.stand_in_for_distributed(recorder, rank, world_size)
+    stand_in_rank.stand_in_for_distributed(recorder, office, world_size)
     stand_in_rank.stand_in_for_torch(recorder, run.notes)
     register_optimizer_step_pre_hook(run.before)
     register_optimizer_step_post_hook(run.after)

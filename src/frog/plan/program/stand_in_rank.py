@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from frog.plan.program.known_values_rank import keep_value, value_of
+from frog.plan.program.messages_rank import Messages, PostOffice
 from frog.plan.program.recording_rank import CannotFake, Recorder, is_frog_or_torch, user_line
 from frog.plan.program.stand_in_cuda_rank import GpuFacts
 from frog.plan.program.stand_in_fsdp1_rank import stand_in_for_fsdp1
@@ -348,8 +349,8 @@ def _foreach_optimizers() -> None:
 # ---- torch.distributed -----------------------------------------------------------------------------------------------
 
 
-def stand_in_for_distributed(recorder: Recorder, rank: int, world_size: int) -> None:
-    """Replace the process group, meshes, DDP, and what of FSDP and DTensor needs real tensors.
+def stand_in_for_distributed(recorder: Recorder, office: PostOffice, world_size: int) -> None:
+    """Replace the process group, meshes, messages, DDP, and what of FSDP and DTensor needs real tensors.
 
     Raises:  CannotFake if this version of torch has no fake process group.
     """
@@ -361,7 +362,7 @@ def stand_in_for_distributed(recorder: Recorder, rank: int, world_size: int) -> 
 
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
         with _disable_current_modes():
-            start("fake", store=FakeStore(), rank=rank, world_size=world_size)
+            start("fake", store=FakeStore(), rank=office.rank, world_size=world_size)
 
     new_group = dist.new_group
 
@@ -380,6 +381,8 @@ def stand_in_for_distributed(recorder: Recorder, rank: int, world_size: int) -> 
 
     _replace(objects, all_gather_object)
     _replace(dist.broadcast_object_list, lambda *args, **kwargs: None)
+    for name, function in Messages(recorder, office).functions().items():
+        _replace(getattr(dist, name), function)
     _meshes()
     _fsdp(recorder)
     stand_in_for_fsdp1()

@@ -30,9 +30,9 @@ _Function = type(time.sleep)
 class VirtualClock:
     """The planned time since the program started."""
 
-    def __init__(self, recorder: Recorder, cluster: Cluster, num_gpus: int) -> None:
+    def __init__(self, recorder: Recorder, cluster: Cluster, num_gpus: int, rank: int = 0) -> None:
         self.recorder, self.num_gpus = recorder, num_gpus
-        self.clock = StepClock(cluster)
+        self.clock = StepClock(cluster, rank=rank)
         self.num_asked = 0
         """How often the program asked for a time."""
         self._num_played = 0
@@ -54,6 +54,10 @@ class VirtualClock:
         self.catch_up()
         self.clock.finish(self.num_gpus)
         self._num_played = 0
+
+    def continue_step(self, num_rows: int) -> None:
+        """Note that the recorder has put the rows of the step that ended before its new ones."""
+        self._num_played += num_rows
 
     def seconds(self) -> float:
         """Return Python's planned time."""
