@@ -34,6 +34,7 @@ def add_program_parser(plan: argparse.ArgumentParser, actions: argparse._SubPars
     parser.add_argument(
         "--steps", type=at_least(1), default=2, metavar="N", help="optimizer steps; the last is planned; default: 2"
     )
+    parser.add_argument("--to", type=Path, metavar="DIR", help="also write the step as a run folder, for frog report")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
     parser.set_defaults(handler=_plan_program)
     original = plan.parse_known_args
@@ -53,6 +54,7 @@ def _plan_program(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.core.units import count
     from frog.plan.estimate.hardware import find_cluster
+    from frog.plan.program.program_folder import write_program_folder
     from frog.plan.program.program_process import Request, record_program
     from frog.plan.program.program_text import ProgramPlan, program_json, program_lines
 
@@ -64,6 +66,8 @@ def _plan_program(args: argparse.Namespace) -> int:
     cluster = find_cluster(args.cluster)
     if args.rank >= args.nodes * cluster.gpus_per_node:
         raise UsageError(f"--rank {args.rank}: the world has {args.nodes * cluster.gpus_per_node} ranks")
+    if args.to is not None and args.to.exists():
+        raise UsageError(f"--to {args.to}: already exists", "choose another folder")
     request = Request(program[0], program[1:], cluster, args.nodes, args.rank, args.steps)
     world = count(request.nodes * cluster.gpus_per_node, "simulated GPU")
     print(f"{program[0]} runs as rank {args.rank} of {world}; its output:", file=sys.stderr, flush=True)
@@ -72,4 +76,7 @@ def _plan_program(args: argparse.Namespace) -> int:
         print(program_json(plan))
     else:
         sys.stdout.write("\n".join(program_lines(plan)) + "\n")
+    if args.to is not None:
+        write_program_folder(args.to, plan, ["frog", *sys.argv[1:]])
+        print(f"\nplanned step: {args.to}\n  try: frog report {args.to}", file=sys.stderr)
     return 0

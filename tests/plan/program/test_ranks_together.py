@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frog.core.errors import FrogError
+from frog.core.runs import read_run
+from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StepEvent
+from frog.core.runs.folder import RunFolder
+from frog.observe.view.report import render_report
 from frog.plan.estimate.constants import FITTED
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.layout import Layout
 from frog.plan.links import Group
+from frog.plan.program.program_folder import write_program_folder
 from frog.plan.program.program_text import ProgramPlan, program_json, program_lines
 from frog.plan.program.program_time import ProgramTime
 from frog.plan.program.ranks_together import play_together
@@ -164,3 +170,24 @@ def test_text_and_json_show_what_each_rank_holds_and_how_long_it_waits() -> None
     assert f"{8192 * 4 / plan.time.total:,.0f} tokens/s if each 2 of them has its own" in "\n".join(lines)
     assert "ranks 0, 1 stand for all 8" in "\n".join(lines)
     assert '"waiting"' in program_json(plan)
+
+
+def test_a_plan_is_written_as_a_run_folder_with_its_phases_and_messages(tmp_path: Path) -> None:
+    """The spans of a rank hold what it computes, and what it waits for is in its messages."""
+    plan = ProgramPlan({rank: gpipe(rank, 2, 3) for rank in (0, 1)}, "my.py", "h100x8", CLUSTER, 1, 0)
+    write_program_folder(tmp_path / "run", plan, ["frog", "plan"])
+    run = read_run(RunFolder(tmp_path / "run"))
+    assert not run.problems
+    assert run.is_simulated
+    for rank, time in plan.times.items():
+        spans, calls = run.ranks[rank].of(SpanEvent), run.ranks[rank].of(CollectiveEvent)
+        order = [(phase, micro) for phase in ("forward", "backward") for micro in range(3)]
+        assert [(span.phase, span.micro) for span in spans] == [("data", 0), *order]
+        busy = sum(span.end_ns - span.start_ns for span in spans) / 1e9
+        assert busy == pytest.approx(time.memory, rel=1e-3)
+        assert spans[0].start_ns / 1e9 == pytest.approx(run.ranks[rank].of(StepEvent)[0].end_ns / 1e9 - time.total)
+        waited = sum(call.wait_ns for call in calls if call.op == "recv") / 1e9
+        assert waited <= time.waiting + time.communication + 1e-6
+        assert [call.op for call in calls].count("send") == 3
+    assert run.ranks[1].of(CollectiveEvent)[0].wait_ns / 1e9 == pytest.approx(F + C, rel=0.01)
+    assert "Simulated run" in render_report(RunFolder(tmp_path / "run"))

@@ -49,6 +49,59 @@ class Meeting:
     seconds: float
     communicator: str
     names: list[str]
+    op: str
+    num_bytes: float
+
+
+@dataclass
+class Span:
+    """A phase of the step on the default stream, of one micro-batch."""
+
+    phase: str
+    micro: int
+    start: float
+    end: float
+
+
+@dataclass
+class Call:
+    """A collective, or a batch of messages; `waits` is the time in which the GPU waited for it."""
+
+    op: str
+    axis: str
+    num_bytes: float
+    start: float
+    end: float
+    waits: float = 0.0
+
+
+_PHASES = {"forward": "forward", "backward": "backward", "recomputed": "backward", "optimizer": "optimize"}
+"""The phases of a run's events, by the pass of an operation."""
+
+
+@dataclass
+class Trace:
+    """The phases and the collectives of a step."""
+
+    spans: list[Span] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    is_cut: bool = True
+    """True if messages have passed since the last operation, so that another micro-batch may follow."""
+
+    def compute(self, passed: str, start: float, end: float) -> None:
+        """Add an operation to the phase that runs, or begin another one."""
+        phase = _PHASES[passed]
+        if self.is_cut or self.spans[-1].phase != phase:
+            self.spans.append(Span(phase, sum(span.phase == phase for span in self.spans), start, end))
+        self.spans[-1].end = end
+        self.is_cut = False
+
+    def wait(self, end: float, seconds: float) -> None:
+        """Add the time in which the GPU waited for the collective that ends then."""
+        for call in reversed(self.calls):
+            if call.end == end:
+                call.waits += seconds
+                return
 
 
 @dataclass
@@ -80,6 +133,7 @@ class ProgramTime:
     by_line: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     groups: dict[tuple[int, int], GroupTime] = field(default_factory=dict)
     model_flops: float = 0.0
+    trace: Trace = field(default_factory=Trace)
     num_float32: int = 0
     """Products in float32."""
 
@@ -176,11 +230,13 @@ class StepClock:
         if self.stream:
             self.result.by_line[line] += seconds
             self.gpu += seconds
+            self.result.trace.compute(passed, self.gpu - seconds, self.gpu)
             return
         idle = max(0.0, self.python - self.gpu)
         self.result.launch += idle
         self.result.by_line[line] += idle + seconds
         self.gpu += idle + seconds
+        self.result.trace.compute(passed, self.gpu - seconds, self.gpu)
 
     def _product(
         self, line: int, passed: str, num: int, rows: int, inner: int, columns: int, itemsize: int, name: str
@@ -237,7 +293,9 @@ class StepClock:
         seconds = self._seconds(kind, num_bytes, Group(num_ranks, stride))
         if group_index in self.shared:
             name = f"{self.shared[group_index]} {self.met[group_index]}"
-            if self._meet(Meeting(key or name, line, where, 0.0, seconds, self.shared[group_index], [name])):
+            if self._meet(
+                Meeting(key or name, line, where, 0.0, seconds, self.shared[group_index], [name], kind, num_bytes)
+            ):
                 self._note(where, kind, num_bytes, seconds)
             if mode != "started":
                 self._wait(name)
@@ -250,6 +308,7 @@ class StepClock:
             needs, mode, key = self.streams.get(self.stream, 0.0), "started", f"stream {self.stream}"
         start = max(self.python, needs, self.links_free.get(where, 0.0))
         end = self.links_free[where] = start + seconds
+        self.result.trace.calls.append(Call(kind, "dp", num_bytes, start, end))
         if self.stream:
             self.streams[self.stream] = end
         if mode == "started":
@@ -276,6 +335,7 @@ class StepClock:
 
     def _until(self, end: float, where: tuple[int, int], line: int) -> None:
         exposed = max(0.0, end - self.gpu)
+        self.result.trace.wait(end, exposed)
         self.result.communication += exposed
         self.result.groups[where].exposed += exposed
         self.result.by_line[line] += exposed
@@ -284,10 +344,13 @@ class StepClock:
     def _wait(self, key: str) -> None:
         for name in [name for name, meeting in self.open.items() if meeting.key == key]:
             self._end(name)
-        if key in self.ready:
+        is_meeting = key in self.ready
+        self.result.trace.is_cut |= key.startswith("messages")
+        if is_meeting:
             ready, line = self.ready[key]
             if self.stream == 0:
                 waits = max(0.0, ready - self.gpu)
+                self.result.trace.wait(self.ends[key][0], waits)
                 self.result.waiting += waits
                 self.result.by_line[line] += waits
                 self.gpu += waits
@@ -298,7 +361,7 @@ class StepClock:
         if key in self.ends:
             before = self.gpu
             self._until(*self.ends.pop(key))
-            self.started_exposed += self.gpu - before
+            self.started_exposed += 0.0 if is_meeting else self.gpu - before
 
     def _wait_for_all(self) -> None:
         for key in [*(meeting.key for meeting in self.open.values()), *self.ends]:
@@ -316,7 +379,10 @@ class StepClock:
         for (kind, _, _, _), passage in zip(messages, passages, strict=True):
             seconds[kind] += passage
         names = [name for _, _, _, name in messages]
-        self._meet(Meeting(key, line, where, 0.0, max(seconds.values()), communicator, names))
+        op = "send_recv" if all(seconds.values()) else messages[0][0]
+        most = max(num_bytes for _, num_bytes, _, _ in messages)
+        self._meet(Meeting(key, line, where, 0.0, max(seconds.values()), communicator, names, op, most))
+        self.result.trace.is_cut = True
         for (kind, num_bytes, peer, _), passage in zip(messages, passages, strict=True):
             self._note((2, abs(peer - self.rank)), kind, num_bytes, passage)
 
@@ -349,9 +415,11 @@ class StepClock:
         others = [self.meetings.ready(name) for name in meeting.names] if self.meetings is not None else []
         ready = max([meeting.start, *others])
         del self.open[name]
-        self.communicators[meeting.communicator] = ready + meeting.seconds
+        end = ready + meeting.seconds
+        self.communicators[meeting.communicator] = end
         self.ready[meeting.key] = ready, meeting.line
-        self.ends[meeting.key] = ready + meeting.seconds, meeting.where, meeting.line
+        self.ends[meeting.key] = end, meeting.where, meeting.line
+        self.result.trace.calls.append(Call(meeting.op, "pp", meeting.num_bytes, meeting.start, end))
 
     def _sync(self, line: int) -> None:
         self.python = self.gpu = max(self.python, self.gpu)
