@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -121,6 +125,15 @@ def test_a_received_tensor_of_another_size_is_named_with_both_lines() -> None:
         _arrive(tensor, ((2, 8), "torch.float32", None, "my.py:5"), "my.py:9", 1, 0)
     _arrive(tensor, ((8, 4), "torch.float32", bytes(torch.arange(32.0).view(torch.uint8).numpy()), ""), "", 1, 0)
     assert tensor[0].tolist() == list(range(8))
+
+
+def test_a_rank_whose_starter_has_ended_ends_before_the_program(tmp_path: Path) -> None:
+    """It imports torch first, and waits for messages later, both longer than a killed starter lives."""
+    request = tmp_path / "request-0"
+    request.write_text(json.dumps({"parent": os.getpid() + 1}))
+    command = [sys.executable, "-P", "-m", "frog.plan.program.run_program_rank", str(request)]
+    ended = subprocess.run(command, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 @pytest.mark.slow

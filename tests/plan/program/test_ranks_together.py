@@ -137,6 +137,17 @@ def test_a_collective_of_several_ranks_starts_when_the_last_one_is_ready() -> No
     assert times[0].groups[2, 1].kinds == {"all_reduce": 1}
 
 
+def test_waiting_for_a_message_hides_nothing_of_a_collective_that_slows_the_computation() -> None:
+    gathered = ["collective", 2, "forward", "all_gather", MESSAGE, 2, 2, "started", "unshard 1", 0]
+    hidden = [gathered, compute("backward"), ["wait", "unshard 1"]]
+    facts = {rank: gpipe(rank, 2, 3) for rank in (0, 1)}
+    for rank, found in facts.items():
+        found["rows"] = [*hidden, *found["rows"]]
+        found["groups"] = [[rank, rank + 2]]
+    seconds = LINKS.gather(MESSAGE, Group(2, 2))
+    assert played(facts)[0].slowed == pytest.approx(CONSTANTS.overlap_slowdown * seconds)
+
+
 def test_a_message_from_an_earlier_step_has_arrived() -> None:
     """A rank may receive after its optimizer's step what the other one sent before its own."""
     received = message("recv", 1, 0, "loss of the last step")

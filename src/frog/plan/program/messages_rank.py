@@ -240,10 +240,11 @@ def _arrive(tensor: Any, message: tuple[Any, ...], line: str, rank: int, peer: i
             f"but rank {peer} sends {list(shape)} of {dtype} at {sent_at}"
         )
     with _disable_current_modes():
-        value = torch.frombuffer(bytearray(known), dtype=tensor.dtype) if known else None
-        if value is None and isinstance(tensor, FakeTensor):
-            forget_value(tensor)
+        if known:
+            value = torch.frombuffer(bytearray(known), dtype=tensor.dtype).reshape(tensor.shape)
+            if isinstance(tensor, FakeTensor):
+                keep_value(tensor, value)
+            else:
+                tensor.copy_(value)
         elif isinstance(tensor, FakeTensor):
-            keep_value(tensor, value.reshape(tensor.shape))
-        elif value is not None:
-            tensor.copy_(value.reshape(tensor.shape))
+            forget_value(tensor)

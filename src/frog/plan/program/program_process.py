@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any
 
 from frog.core.env import child_env
 from frog.core.errors import FrogError
+from frog.core.files import scratch_folder
 from frog.plan.estimate.hardware import Cluster
 
 _TRY = "docs/plan/program.md lists what can be planned"
@@ -60,9 +61,9 @@ def record_program(request: Request, output: Any = None) -> dict[int, dict[str, 
 
     Raises:  FrogError if the program cannot be planned, with the line that says why.
     """
-    with tempfile.TemporaryDirectory(prefix="frog-plan-") as folder:
-        Path(folder, "cluster").write_bytes(pickle.dumps(request.cluster))
-        ranks = _Ranks(request, Path(folder), output or sys.stderr.fileno())
+    with scratch_folder("frog-program-") as folder:
+        (folder / "cluster").write_bytes(pickle.dumps(request.cluster))
+        ranks = _Ranks(request, folder, output or sys.stderr.fileno())
         try:
             while not ranks.have_ended():
                 time.sleep(_POLL_S)
@@ -103,7 +104,7 @@ class _Ranks:
         if len(self._running) + len(self.facts) >= _MOST_RANKS:
             raise self._cannot(f"more than {_MOST_RANKS} ranks exchange messages, and each needs a process")
         asked = self.folder / f"request-{rank}"
-        asked.write_text(json.dumps({**request.as_dict(rank), "folder": str(self.folder)}))
+        asked.write_text(json.dumps({**request.as_dict(rank), "folder": str(self.folder), "parent": os.getpid()}))
         self._running[rank] = subprocess.Popen(
             [sys.executable, "-P", "-m", "frog.plan.program.run_program_rank", str(asked)],
             stdin=subprocess.DEVNULL,

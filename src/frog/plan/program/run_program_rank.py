@@ -116,8 +116,10 @@ def facts_of(run: Run, error: str | None) -> dict[str, Any]:
 
 def main() -> None:
     """Run the program of the request."""
-    leave_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text())
+    leave_with_parent()
+    if os.getppid() != request["parent"]:  # which ended while torch was imported
+        os._exit(1)
     program, world_size = request["program"], request["world_size"]
     facts = stand_in_cuda_rank.GpuFacts
     facts.name, facts.memory, facts.count = request["gpu"], request["gpu_memory"], request["gpus_per_node"]
