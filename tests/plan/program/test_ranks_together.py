@@ -12,6 +12,7 @@ from frog.core.errors import FrogError
 from frog.core.runs import read_run
 from frog.core.runs.event_schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.core.runs.folder import RunFolder
+from frog.observe.diagnose.run_diagnosis import diagnose
 from frog.observe.view.report import render_report
 from frog.plan.estimate.constants import FITTED
 from frog.plan.estimate.hardware import clusters
@@ -185,7 +186,11 @@ def test_text_and_json_show_what_each_rank_holds_and_how_long_it_waits() -> None
 
 def test_a_plan_is_written_as_a_run_folder_with_its_phases_and_messages(tmp_path: Path) -> None:
     """The spans of a rank hold what it computes, and what it waits for is in its messages."""
-    plan = ProgramPlan({rank: gpipe(rank, 2, 3) for rank in (0, 1)}, "my.py", "h100x8", CLUSTER, 1, 0)
+    facts = {rank: gpipe(rank, 2, 3) for rank in (0, 1)}
+    for rank, found in facts.items():
+        reduced = ["collective", 2, "optimizer", "all_reduce", 1000 * (rank + 1), 4, 2, "blocking", "", 0]
+        found["rows"], found["groups"] = [*found["rows"], reduced], [[rank, rank + 2, rank + 4, rank + 6]]
+    plan = ProgramPlan(facts, "my.py", "h100x8", CLUSTER, 1, 0)
     write_program_folder(tmp_path / "run", plan, ["frog", "plan"])
     run = read_run(RunFolder(tmp_path / "run"))
     assert not run.problems
@@ -201,4 +206,6 @@ def test_a_plan_is_written_as_a_run_folder_with_its_phases_and_messages(tmp_path
         assert waited <= time.waiting + time.communication + 1e-6
         assert [call.op for call in calls].count("send") == 3
     assert run.ranks[1].of(CollectiveEvent)[0].wait_ns / 1e9 == pytest.approx(F + C, rel=0.01)
+    assert {call.axis for call in run.ranks[1].of(CollectiveEvent)} == {"pp", "4 ranks with rank 1"}
+    assert diagnose(RunFolder(tmp_path / "run")).fault == "none"  # stages may reduce other sizes than their neighbors
     assert "Simulated run" in render_report(RunFolder(tmp_path / "run"))

@@ -308,7 +308,7 @@ class StepClock:
             needs, mode, key = self.streams.get(self.stream, 0.0), "started", f"stream {self.stream}"
         start = max(self.python, needs, self.links_free.get(where, 0.0))
         end = self.links_free[where] = start + seconds
-        self.result.trace.calls.append(Call(kind, "dp", num_bytes, start, end))
+        self.result.trace.calls.append(Call(kind, f"{num_ranks} ranks with rank {self.rank}", num_bytes, start, end))
         if self.stream:
             self.streams[self.stream] = end
         if mode == "started":
