@@ -219,6 +219,22 @@ def test_a_trainer_script_is_planned_with_the_lines_of_its_model(tmp_path: Path)
     assert facts["parameters"] == 2 * 512 * 64 + 2 * (3 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 
 
+@pytest.mark.slow
+def test_zero_1_of_deepspeed_reduces_gradients_and_gathers_parameters_once(tmp_path: Path) -> None:
+    """Each rank has the moments of an eighth; both collectives carry 16 bits of each parameter."""
+    pytest.importorskip("deepspeed")
+    script = PROGRAM.with_name("planned_deepspeed.py")
+    with (tmp_path / "output").open("w+") as output:
+        facts = record_program(Request(str(script), ["1"], clusters()["h100x8"]), output)[0]
+    parameters = 2 * 512 * 256 + 512 + 4 * (256 * 256 + 256)
+    sent: Counter[str] = Counter()
+    for row in rows_of(facts, "collective"):
+        sent[row[2]] += row[3] if row[3] > 100 else 0
+    assert sent == {"all_reduce": 2 * parameters, "all_gather": 2 * parameters}
+    moments = memory_of(facts).by_kind["optimizer state"]
+    assert 2 * 4 * parameters / 8 <= moments <= 2 * 4 * parameters / 8 + 512 * 4
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_attention_is_causal_only_if_its_own_flag_says_so(is_causal: bool) -> None:
     tensor = torch.empty(2, 4, 16, 8, device="meta")

@@ -155,6 +155,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if given and not any(isinstance(tensor, FakeTensor) for tensor in given):
             with _disable_current_modes():
                 return func(*args, **kwargs)  # data on the CPU
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            kwargs = {**kwargs, "device": torch.device("cpu")}  # where torch calls without its function mode
         name = func._schema.name.partition("::")[2]
         space = func.namespace
         line = self.line()
