@@ -84,6 +84,7 @@ BENCHMARKS = {
     "planner_here": Benchmark("planner_here.py", tiny=("--tiny",)),
     "planner_kinds": Benchmark("planner_kinds.py", ("--rows",), ("--only", "vLLM")),
     "planner_memory": Benchmark("planner_memory.py", tiny=("--only", "1B, 8 GPUs, none, micro-batch 1")),
+    "planner_programs": Benchmark("planner_programs.py", tiny=("--only", "no-case")),
     "planner_speed": Benchmark("planner_speed.py", tiny=("--tiny",)),
     "program_campaign": Benchmark("program_campaign.py", tiny=("--nproc", "2", "--only", "forward", "--count", "1")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
