@@ -86,8 +86,8 @@ def main() -> int:
 def planned(case: Case) -> dict[str, Any]:
     """Return the plan of a program as `--json` prints it."""
     words = ["--cluster", case.cluster, "--nodes", str(case.nodes), "--json"]
-    command = [sys.executable, "-m", "frog", "plan", *words, "--", str(HERE / case.program[0]), *case.program[1:]]
-    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    command = [sys.executable, "-m", "frog", "plan", *words, "--", *case.program]
+    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=HERE)
     plan: dict[str, Any] = json.loads(found.stdout)
     return plan
 
