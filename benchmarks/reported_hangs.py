@@ -45,12 +45,13 @@ class Verdict:
         return self.rank and self.line and self.cause
 
 
-def run(source: str, nproc: int, folder: Path) -> None:
-    """Run a program to its end in a folder, unless that has been done."""
+def run(sources: dict[str, str], nproc: int, folder: Path) -> None:
+    """Run program.py to its end in a folder, with the modules that it imports, unless that has been done."""
     if (folder / "runs").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "program.py").write_text(source.replace(MARK, ""))
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source.replace(MARK, ""))
     words = ["run", "--nproc", str(nproc), "--threads", "1", "--deadline", str(DEADLINE_S), "--", "program.py"]
     with open(folder / "output.txt", "wb") as output:
         process = subprocess.Popen(
@@ -69,12 +70,17 @@ def run(source: str, nproc: int, folder: Path) -> None:
                 kill_tree(process)
 
 
-def judge(source: str, expected: dict[str, Any], found: Diagnosis) -> Verdict:
+def judge(sources: dict[str, str], expected: dict[str, Any], found: Diagnosis) -> Verdict:
     """Compare a diagnosis with what was expected."""
-    lines = {number for number, line in enumerate(source.splitlines(), 1) if line.endswith(MARK)}
+    lines = {
+        (name, str(number))
+        for name, source in sources.items()
+        for number, line in enumerate(source.splitlines(), 1)
+        if line.endswith(MARK)
+    }
     said = f"{found.finding} {found.advice}"
     places = " ".join(filter(None, (found.line, found.peer_line, found.finding)))
-    named = {int(number) for number in re.findall(r"program\.py:(\d+)", places)}
+    named = set(re.findall(r"(\w+)\.py:(\d+)", places))
     return Verdict(
         found.rank in expected["rank"],
         bool(named & lines),
@@ -86,7 +92,7 @@ def judge(source: str, expected: dict[str, Any], found: Diagnosis) -> Verdict:
 def main() -> None:
     """Run the programs and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", type=int, help="only the programs that were kept aside together: 6 to 9")
+    parser.add_argument("--set", type=int, help="only the programs that were kept aside together: 6 to 10")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs, and run only what is missing there")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge what --keep has")
@@ -98,10 +104,11 @@ def main() -> None:
         for name, expected in every.items():
             if not any(word in name for word in args.only) or args.set not in (None, expected["set"]):
                 continue
-            source = (FOLDER / f"{name}.py").read_text()
+            sources = {"program": (FOLDER / f"{name}.py").read_text()}
+            sources |= {beside: (FOLDER / f"{beside}.py").read_text() for beside in expected.get("beside", ())}
             if not args.judge:
-                run(source, expected["nproc"], root / name)
-            verdict = judge(source, expected, diagnose_folder(root / name / "runs" / "program"))
+                run(sources, expected["nproc"], root / name)
+            verdict = judge(sources, expected, diagnose_folder(root / name / "runs" / "program"))
             verdicts.append(verdict)
             marks = " ".join("yes" if mark else "NO " for mark in (verdict.rank, verdict.line, verdict.cause))
             sure = "certain" if verdict.found.certain else "likely"
