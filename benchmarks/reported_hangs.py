@@ -1,6 +1,6 @@
 """Run small programs with the causes of public reports, and judge what `frog diagnose` says.
 
-    python benchmarks/reported_hangs.py [--set N] [--only WORD ...] [--keep FOLDER [--judge]]
+    python benchmarks/reported_hangs.py [--set N] [--only WORD ...] [--keep FOLDER [--judge]] [--timeout S]
 
 `reported_hangs/` has the programs; their first lines name the reports. `reported_hangs/expected.toml` has the answers
 that are right, which were written before the first run. One row per program: whether the rank, the line and the cause
@@ -28,7 +28,7 @@ from frog.observe.diagnose.program.program_diagnosis import diagnose_folder
 
 FOLDER = Path(__file__).with_suffix("")
 MARK = "  # here"
-DEADLINE_S, PROGRAM_S = 12, 300.0
+DEADLINE_S = 12
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Verdict:
         return self.rank and self.line and self.cause
 
 
-def run(sources: dict[str, str], nproc: int, folder: Path) -> None:
+def run(sources: dict[str, str], nproc: int, folder: Path, timeout_s: float) -> None:
     """Run program.py to its end in a folder, with the modules that it imports, unless that has been done."""
     if (folder / "runs").exists():
         return
@@ -64,7 +64,7 @@ def run(sources: dict[str, str], nproc: int, folder: Path) -> None:
         )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PROGRAM_S)
+                process.wait(timeout_s)
         finally:
             if process.poll() is None:
                 kill_tree(process)
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs, and run only what is missing there")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge what --keep has")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds until a program is ended")
     args = parser.parse_args()
     every = tomllib.loads((FOLDER / "expected.toml").read_text())
     verdicts = []
@@ -107,7 +108,7 @@ def main() -> None:
             sources = {"program": (FOLDER / f"{name}.py").read_text()}
             sources |= {beside: (FOLDER / f"{beside}.py").read_text() for beside in expected.get("beside", ())}
             if not args.judge:
-                run(sources, expected["nproc"], root / name)
+                run(sources, expected["nproc"], root / name, args.timeout)
             verdict = judge(sources, expected, diagnose_folder(root / name / "runs" / "program"))
             verdicts.append(verdict)
             marks = " ".join("yes" if mark else "NO " for mark in (verdict.rank, verdict.line, verdict.cause))
