@@ -35,6 +35,7 @@ from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.gather import gather_all
 from frog.observe.diagnose.program.join_rules import awaits_too_many, creates_alone, groups_differ
 from frog.observe.diagnose.program.log_rules import with_log
+from frog.observe.diagnose.program.loop_end_rules import left_its_loop
 from frog.observe.diagnose.program.mismatch_rules import mismatched, passed
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, led_by_error, report_ranks
@@ -44,7 +45,7 @@ from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
 from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without, none_inside
 from frog.observe.diagnose.program.torch_mismatch import compared_by_torch
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
-from frog.observe.diagnose.program.wait_rules import absent, all_inside, left_its_loop, under_branch
+from frog.observe.diagnose.program.wait_rules import absent, all_inside, under_branch
 from frog.observe.diagnose.recorded import recorded_findings
 
 _WAITS_S = 5.0
