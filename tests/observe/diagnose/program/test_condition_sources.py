@@ -8,19 +8,22 @@ import pytest
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program import code_blocks
+from frog.observe.diagnose.program.assigned_values import ProgramFile, importers
 from frog.observe.diagnose.program.code_blocks import blocks_around
-from frog.observe.diagnose.program.condition_sources import _File, source_words
+from frog.observe.diagnose.program.condition_sources import source_words
 
 MARK = "  # here"
 MAY = ", which may differ between ranks"
 
 
-def words_of(folder: Path, program: str) -> str:
-    """Return the words on the innermost block around the marked line."""
+def words_of(folder: Path, program: str, **beside: str) -> str:
+    """Return the words on the innermost block around the marked line. beside: other files, by name."""
     script = folder / "train.py"
     script.write_text(program)
-    code_blocks.source_of.cache_clear()
-    _File.of.cache_clear()
+    for name, text in beside.items():
+        (folder / f"{name}.py").write_text(text)
+    for cache in (code_blocks.source_of, ProgramFile.of, importers):
+        cache.cache_clear()
     line = next(number for number, text in enumerate(program.splitlines(), 1) if text.endswith(MARK))
     return source_words(blocks_around(CodeLine(file=str(script), line=line))[-1])
 
@@ -82,7 +85,6 @@ def load(name, *, ready):
         dist.broadcast(name){MARK}
 load("a", ready=Cache(path).found())
 """
-    program = program.replace("load(name, *, ready)", "load(name, ready)")
     assert words_of(tmp_path, program) == (
         "; `ready` is `Cache(path).found()` of line 9; the test in line 7 depends on files" + MAY
     )
@@ -116,3 +118,70 @@ def test_loop_names_what_its_rounds_depend_on(tmp_path: Path, head: str, words: 
 def test_source_that_nests_deeply_or_refers_to_itself_ends(tmp_path: Path) -> None:
     terms = " + ".join(["x"] * 980)
     assert words_of(tmp_path, f"x = y\ny = x\ny = {terms}\nif x + 1:\n    dist.barrier(){MARK}\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("imports", "test", "module", "words"),
+    [
+        ("from flags import stops", "stops(x)", "def stops(x):\n    return x.exists()\n", "files (flags.py:2)"),
+        ("import flags", "flags.stops(x)", "def stops(x):\n    return time.time() > x\n", "a clock (flags.py:2)"),
+        ("import flags as f", "f.LIMIT", "LIMIT = random.random()\n", "random numbers (flags.py:1)"),
+        (
+            "from flags import Control\nown = Control(rank)",
+            "own.skips(x)",
+            "class Control:\n    def skips(self, x):\n        if x.norm().item() > 3:\n            return True\n"
+            "class Other:\n    def skips(self, x):\n        return x.exists()\n",
+            "numbers of its own data (flags.py:3)",
+        ),
+    ],
+    ids=["function", "of module", "constant", "method"],
+)
+def test_source_in_another_file_is_followed_and_named(
+    tmp_path: Path, imports: str, test: str, module: str, words: str
+) -> None:
+    program = f"{imports}\ndef main(x):\n    if {test}:\n        dist.barrier(){MARK}\n"
+    assert words_of(tmp_path, program, flags=module).endswith(f" depends on {words}{MAY}")
+
+
+def test_parameter_of_a_class_is_followed_to_the_file_that_makes_its_object(tmp_path: Path) -> None:
+    """From the items of a container to the test before they are stored, to the argument in the main program."""
+    cache = f"""\
+class Cache:
+    def __init__(self, room):
+        self.room, self.kept = room, {{}}
+    def keep(self, name, size):
+        if size > self.room:
+            return
+        self.kept[name] = size < self.room
+    def check(self, name):
+        if self.kept:
+            dist.barrier(){MARK}
+"""
+    main = "from train import Cache\ncache = Cache(mem_get_info()[0])\n"
+    assert words_of(tmp_path, cache, main=main) == "; the test in line 9 depends on free memory (main.py:2)" + MAY
+
+
+@pytest.mark.parametrize(
+    ("before", "test", "words"),
+    [
+        ("dist.all_reduce(flag)", "flag.item() > 0", ""),
+        ("dist.broadcast(flag, src=0)", "flag", ""),
+        ("dist.reduce(flag, dst=0)", "flag.item() > 0", "numbers of its own data"),
+        ("dist.all_reduce(other)", "flag.item() > 0", "numbers of its own data"),
+    ],
+)
+def test_value_that_a_collective_made_equal_may_not_differ(tmp_path: Path, before: str, test: str, words: str) -> None:
+    program = (
+        f"def main(loss):\n    flag = torch.isnan(loss)\n    {before}\n    if {test}:\n        dist.barrier(){MARK}\n"
+    )
+    found = words_of(tmp_path, program)
+    assert ("depends on" in found) == bool(words)
+    assert words in found
+
+
+def test_program_outside_of_a_folder_with_modules_reads_no_library(tmp_path: Path) -> None:
+    """An installed package of the name is not the program's."""
+    library = tmp_path / "lib" / "python3.11" / "site-packages"
+    library.mkdir(parents=True)
+    program = f"import flags\nif flags.stops():\n    dist.barrier(){MARK}\n"
+    assert words_of(library, program, flags="def stops():\n    return random.random() > 1\n") == ""

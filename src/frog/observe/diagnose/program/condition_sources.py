@@ -1,7 +1,7 @@
 """What the condition of a branch or a loop depends on: the rank, a file, a clock, random numbers, free memory, data.
 
-Follows the names of a test back through the assignments, parameters and functions of one file. Where it
-finds none of these, nothing is known: a name may come from another file.
+Follows the names of a test back through the assignments, parameters and functions of the program's files. Where it
+finds none of these, nothing is known: a name may come from a library.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 
 from frog.core.runs.observed import CodeLine
 from frog.core.schema import shortened
-from frog.observe.diagnose.program.code_blocks import RANK_TEST, Block, blocks_around, called_name, parse_file
+from frog.observe.diagnose.program.assigned_values import ProgramFile, Value
+from frog.observe.diagnose.program.code_blocks import RANK_TEST, Block, blocks_around, called_name
 from frog.observe.diagnose.program.code_partings import Parting, exits_of
+from frog.observe.diagnose.program.evidence import place
 
 _MOST_STEPS, _MOST_TEXT = 60, 90
 _RANK = "the rank"
@@ -32,8 +32,6 @@ _KINDS = (
 """What a value may depend on, and the functions and names that read it."""
 _PATTERNS = tuple((words, re.compile(pattern)) for words, pattern in _KINDS)
 _TESTS = ("if", "else", "except")
-_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-_Statement = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 
 
 def source_words(block: Block) -> str:
@@ -44,7 +42,7 @@ def source_words(block: Block) -> str:
     if block.kind not in ("if", "else", "return", "loop") or RANK_TEST.search(block.text):
         return ""
     try:
-        return _File.of(block.file).words(block)
+        return _words(block)
     except RecursionError:  # a sum of thousands of terms
         return ""
 
@@ -61,139 +59,97 @@ def sources_of_loop(parting: Parting, inside: Sequence[CodeLine]) -> str:
     return "".join(dict.fromkeys(map(source_words, [*loops, *exits])))
 
 
-@dataclass
-class _File:
-    """The assignments and functions of a program's file."""
-
-    functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = field(default_factory=list)
-    assigned: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
-    """Lines and values, by the text of what is assigned."""
-    calls: dict[str, list[ast.Call]] = field(default_factory=dict)
-    """By the last name of the function."""
-    tests: dict[int, ast.expr] = field(default_factory=dict)
-    """The test of each `if` and `while`, and what a `for` goes through, by line."""
-
-    @staticmethod
-    @lru_cache(maxsize=16)
-    def of(path: str) -> _File:
-        """Return what a file contains; nothing if it cannot be read."""
-        found, parsed = _File(), parse_file(path)
-        for node in ast.walk(parsed[0]) if parsed is not None else ():
-            if isinstance(node, _Function):
-                found.functions.append(node)
-            elif isinstance(node, ast.Call):
-                found.calls.setdefault(called_name(node), []).append(node)
-            elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
-                found.tests.setdefault(node.lineno, node.test)
-            elif isinstance(node, (ast.For, ast.AsyncFor)):
-                found.tests.setdefault(node.lineno, node.iter)
-                found.assigned.setdefault(ast.unparse(node.target), []).append((node.lineno, node.iter))
-            elif isinstance(node, _Statement) and node.value is not None:
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    for name, value in _pairs(target, node.value):
-                        found.assigned.setdefault(ast.unparse(name), []).append((node.lineno, value))
-        return found
-
-    def words(self, block: Block) -> str:
-        test = self.tests.get(block.line)
-        if test is None:
-            return ""
-        first = self._first_step(test, block) if block.kind != "loop" else ""
-        kinds = list(dict.fromkeys(kind for node in self._reached(test, block.file) for kind in _kinds_of(node)))
-        others = [kind for kind in kinds if kind != _RANK][:2]
-        what = f"{' and '.join(others)}, which may differ between ranks" if others else _RANK
-        depends = (
-            f"the {'loop' if block.kind == 'loop' else 'test'} in line {block.line} depends on {what}" if kinds else ""
-        )
-        return "".join(f"; {words}" for words in (first, depends) if words)
-
-    def _first_step(self, test: ast.expr, block: Block) -> str:
-        """Return the assignment of a test that is a name alone, as of a flag."""
-        name = test.operand if isinstance(test, ast.UnaryOp) else test
-        if not isinstance(name, (ast.Name, ast.Attribute)):
-            return ""
-        text = ast.unparse(name)
-        values = self._values(text, block.line)
-        if values and all(isinstance(value, ast.Constant) for _, value in values):
-            under = self._set_under(block.file, values)
-            return f"`{text}` is set in line {under[0]}, under {under[1]}" if under is not None else ""
-        values = [(line, value) for line, value in values if not isinstance(value, ast.Constant)]
-        if len(values) != 1 or values[0][0] == block.line or ast.unparse(values[0][1]) == text:
-            return ""
-        line, value = values[0]
-        return f"`{text}` is `{shortened(ast.unparse(value), _MOST_TEXT)}` of line {line}"
-
-    def _set_under(self, file: str, values: list[tuple[int, ast.expr]]) -> tuple[int, Block] | None:
-        """Return the line and the test under which a flag is set, if there is one such test."""
-        around = {line: blocks_around(CodeLine(file=file, line=line)) for line, _ in values}
-        tests = {line: block for line, blocks in around.items() for block in blocks if block.kind in _TESTS}
-        return next(iter(tests.items())) if len(tests) == 1 else None
-
-    def _reached(self, test: ast.expr, file: str) -> Iterator[ast.AST]:
-        """Yield the parts of a test, then those of the values of its names, and so on; of a flag, those of its test."""
-        waiting: list[tuple[ast.expr, int]] = [(test, test.lineno)]
-        seen: set[int] = set()
-        while waiting and len(seen) < _MOST_STEPS:
-            expression, line = waiting.pop(0)
-            if id(expression) in seen:
-                continue
-            seen.add(id(expression))
-            for node in ast.walk(expression):
-                yield node
-                if isinstance(node, (ast.Name, ast.Attribute)):
-                    values = self._values(ast.unparse(node), line)
-                    waiting += [(value, at) for at, value in values]
-                    under = self._set_under(file, [each for each in values if isinstance(each[1], ast.Constant)])
-                    if under is not None and (of_flag := self.tests.get(under[1].line)) is not None:
-                        waiting.append((of_flag, of_flag.lineno))
-                if isinstance(node, ast.Call):
-                    waiting += [(value, value.lineno) for value in self._results(called_name(node))]
-
-    def _values(self, name: str, line: int) -> list[tuple[int, ast.expr]]:
-        """Return what a name may stand for at a line: its assignments in the same function, or in the whole file.
-
-        For a parameter, the arguments of all calls of its function.
-        """
-        around = [each for each in self.functions if each.lineno <= line <= (each.end_lineno or 0)]
-        function = max(around, key=lambda each: each.lineno, default=None)
-        values = self.assigned.get(name, [])
-        if function is None or "." in name:
-            return values
-        inside = [(at, value) for at, value in values if function.lineno <= at <= (function.end_lineno or 0)]
-        names = [each.arg for each in [*function.args.posonlyargs, *function.args.args]]
-        if inside or name not in names:
-            return inside or values
-        position = names.index(name) - (names[0] in ("self", "cls"))
-        return [
-            (call.lineno, value)
-            for call in self.calls.get(function.name, [])
-            for value in [*call.args[position : position + 1], *(k.value for k in call.keywords if k.arg == name)]
-        ]
-
-    def _results(self, name: str) -> Iterator[ast.expr]:
-        """Yield what a function of the file returns or yields; if that is a constant such as True, also its tests."""
-        for function in self.functions:
-            if function.name != name:
-                continue
-            nodes = list(ast.walk(function))
-            values = [
-                node.value for node in nodes if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None
-            ]
-            yield from values
-            if any(isinstance(value, ast.Constant) for value in values):
-                yield from (node.test for node in nodes if isinstance(node, (ast.If, ast.While)))
+def _words(block: Block) -> str:
+    file = ProgramFile.of(block.file)
+    test = file.tests.get(block.line)
+    if test is None:
+        return ""
+    first = _first_step(file, test, block) if block.kind != "loop" else ""
+    places: dict[str, str] = {}
+    for value in _reached(Value(file, test, test.lineno)):
+        for source in _kinds_of(value.node):
+            places.setdefault(source, "" if value.file is file else f" ({_place(value)})")
+    others = [f"{source}{at}" for source, at in places.items() if source != _RANK][:2]
+    what = f"{' and '.join(others)}, which may differ between ranks" if others else _RANK
+    depends = (
+        f"the {'loop' if block.kind == 'loop' else 'test'} in line {block.line} depends on {what}" if places else ""
+    )
+    return "".join(f"; {words}" for words in (first, depends) if words)
 
 
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the parts of an assignment, such as of `a, b = 1, 2`."""
-    if not isinstance(target, ast.Tuple):
-        yield target, value
-        return
-    parts = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
-    yield from zip(target.elts, parts or [value] * len(target.elts), strict=True)
+def _place(value: Value) -> str:
+    """Return where a value is, such as `flags.py:12`."""
+    return place(CodeLine(file=value.file.path, line=value.line))
 
 
-def _kinds_of(node: ast.AST) -> Iterator[str]:
+def _first_step(file: ProgramFile, test: ast.expr, block: Block) -> str:
+    """Return the assignment of a test that is a name alone, as of a flag."""
+    name = test.operand if isinstance(test, ast.UnaryOp) else test
+    if not isinstance(name, (ast.Name, ast.Attribute)):
+        return ""
+    text = ast.unparse(name)
+    values = file.values_of(text, block.line)
+    if values and all(isinstance(value.node, ast.Constant) for value in values):
+        under = _set_under(values)
+        return f"`{text}` is set in line {under[0]}, under {under[1]}" if under is not None else ""
+    values = [value for value in values if not isinstance(value.node, ast.Constant)]
+    if len(values) != 1 or (values[0].file is file and values[0].line == block.line):
+        return ""
+    if (expression := ast.unparse(values[0].node)) == text:
+        return ""
+    at = f"line {values[0].line}" if values[0].file is file else _place(values[0])
+    return f"`{text}` is `{shortened(expression, _MOST_TEXT)}` of {at}"
+
+
+def _set_under(values: list[Value]) -> tuple[int, Block] | None:
+    """Return the line and the test under which a flag is set, if there is one such test."""
+    lines = dict.fromkeys((value.file.path, value.line) for value in values)
+    around = {line: blocks_around(CodeLine(file=path, line=line)) for path, line in lines}
+    tests = {line: block for line, blocks in around.items() for block in blocks if block.kind in _TESTS}
+    return next(iter(tests.items())) if len(tests) == 1 else None
+
+
+def _reached(test: Value) -> Iterator[Value]:
+    """Yield the parts of a test, then those of the values of its names, and so on; of a flag, those of its test.
+
+    A value that a collective has made equal on all ranks leads no further.
+    """
+    waiting, seen = [test], set[int]()
+    while waiting and len(seen) < _MOST_STEPS:
+        value = waiting.pop(0)
+        if id(value.node) in seen:
+            continue
+        seen.add(id(value.node))
+        for node in _own_parts(value):
+            yield Value(value.file, node, getattr(node, "lineno", value.line))
+            if isinstance(node, (ast.Name, ast.Attribute)):
+                values = value.file.values_of(ast.unparse(node), value.line)
+                waiting += values
+                under = _set_under([each for each in values if isinstance(each.node, ast.Constant)])
+                of_flag = ProgramFile.of(under[1].file).tests.get(under[1].line) if under is not None else None
+                if under is not None and of_flag is not None:
+                    waiting.append(Value(ProgramFile.of(under[1].file), of_flag, of_flag.lineno))
+            if isinstance(node, ast.Call):
+                waiting += value.file.results_of(node, value.line)
+
+
+def _own_parts(value: Value) -> Iterator[ast.expr]:
+    """Yield the expressions of a value, without those of a tensor that a collective before it has made equal."""
+    waiting: list[ast.AST] = [value.node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value)
+        else:
+            owner = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+        if owner and value.file.is_made_equal(owner, value.line):
+            continue
+        if isinstance(node, ast.expr):
+            yield node
+        waiting += reversed(list(ast.iter_child_nodes(node)))
+
+
+def _kinds_of(node: ast.expr) -> Iterator[str]:
     """Yield what a call or a name reads that may differ between ranks."""
     name = called_name(node) if isinstance(node, ast.Call) else ""
     if isinstance(node, ast.Attribute) and node.attr == "environ":
