@@ -1,4 +1,4 @@
-"""A rank that torch's monitored_barrier missed."""
+"""A rank that torch's monitored_barrier missed, or for which others gave up with an error of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from seen import changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.program.code_blocks import source_of
 from frog.observe.diagnose.program.evidence import RankEvidence, SeenError
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
@@ -87,3 +88,30 @@ def test_killed_rank_comes_before_the_barrier_that_missed_it(script: Path) -> No
     ranks = (waited(0, MISSED, script), waited(1, REACHED, script), rank(2, world=3, exit_code=-9, state="running"))
     found = diagnose_program(evidence(*ranks, hung=False))
     assert (found.fault, found.rank) == ("kill", 2)
+
+
+GIVES_UP = """\
+def load(path):
+    weights = convert(path)
+    try:
+        dist.barrier(group)
+    except RuntimeError:
+        raise ValueError("others did not load") from None
+    check(weights)
+"""
+
+
+@pytest.mark.parametrize(("line", "fault"), [(6, "busy"), (7, "raise")], ids=["in the handler", "after it"])
+def test_error_raised_in_the_handler_of_a_collective_is_that_of_the_awaited_rank(
+    script: Path, line: int, fault: str
+) -> None:
+    script.write_text(GIVES_UP)
+    source_of.cache_clear()
+    frames = lines(script, (line, "load"))
+    error = SeenError("ValueError", "others did not load", frames[0], frames, source="error.json")
+    gone = rank(1, state="running", cpu_busy=True, line=lines(script, (2, "load"))[0])
+    found = diagnose_program(evidence(rank(0, state="failed", exit_code=1, error=error), gone, hung=False))
+    assert (found.fault, found.rank) == (fault, 1 if fault == "busy" else 0)
+    assert found.finding.startswith("rank 0 waits at train.py:4 (load), whose error led it") is (fault == "busy")
+    assert found.finding.endswith("rank 1 computed at train.py:2 (load)") is (fault == "busy")
+    assert found.certain is (fault == "raise")

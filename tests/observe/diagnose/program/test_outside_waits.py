@@ -77,6 +77,8 @@ def test_frames_of_pythons_library_tell_what_a_rank_waits_for(
         ("with LOCK: pass", "it waits for a lock (`with LOCK: pass`)"),
         ("fcntl.flock(file, fcntl.LOCK_EX)", "it waits for a lock"),
         ("child.join()", "it waits for a child process to end"),
+        ("line = stream.readline()", "it waits for output of a program that it started, or for the end of a line"),
+        ("for line in child.stdout: pass", "it waits for output of a program that it started"),
         ("self.connection.recv(16)", "it waits for an answer over the network"),
         ("open_stream(path)", ": its line is `open_stream(path)`"),
     ],

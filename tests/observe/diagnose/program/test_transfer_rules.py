@@ -56,6 +56,42 @@ def test_ring_in_which_all_receive_first_is_found_from_a_rank_outside_it() -> No
     found = diagnose_program(evidence(waits(3, "recv", 2, 21, world=4), *ring))
     assert (found.fault, found.rank) == ("message", 0)
     assert found.finding.startswith("ranks 0, 1 and 2 wait for each other")
+    assert found.finding.endswith(": all of them receive first, so that none can begin: at least one must send first")
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_rank_that_meets_no_partner_in_a_ring_whose_others_do_is_odd(flipped: bool) -> None:
+    """Rank 0 sends to 1 and then to 2, which receives from it; rank 1 receives from rank 2 instead."""
+    send, receive = ("recv", "send") if flipped else ("send", "recv")
+    ring = [waits(0, send, 1, 20, world=3), waits(1, receive, 2, 21, world=3), waits(2, receive, 0, 22, world=3)]
+    found = diagnose_program(evidence(*ring))
+    assert (found.fault, found.rank, found.line, found.peer_line) == (
+        "message",
+        1,
+        "train.py:21 (main)",
+        "train.py:20 (main)",
+    )
+    does = "which sends to rank 2 instead" if flipped else "which receives from rank 2 instead"
+    assert does in found.finding
+    assert "the order or the plan of rank 1 is probably another one" in found.finding
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_message_in_two_groups_names_both(blocking: bool) -> None:
+    """A blocking call is recorded with its group among the messages that the rank has begun."""
+    ranks = []
+    for number, op, group in ((0, "isend", "1"), (1, "irecv", "2")):
+        fields = {"op": op, "peer": 1 - number, "number": 1, "group": group, "size": [8], "dtype": "float32"}
+        message = msgspec.convert(fields, Message)
+        one = waits(number, op.removeprefix("i"), 1 - number, 20 + number, messages=Messages(last=[message]))
+        one.groups = dict.fromkeys(("0", "1", "2"), (0, 1))
+        one.transfer = one.transfer if blocking else message
+        ranks.append(one)
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.certain) == ("message", False)
+    assert found.finding.endswith(
+        ": their groups differ: rank 0 sends in all ranks (group 1), and rank 1 receives in all ranks (group 2)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -433,3 +469,31 @@ def test_first_messages_without_another_side_have_wrong_peers(earlier: int, peer
     if peers:
         assert (found.rank, found.line, found.peer_line) == (2, "train.py:20 (main)", "train.py:25 (main)")
         assert "rank 2 and rank 3 probably mean each other" in found.finding
+
+
+AHEAD = """\
+def forward(x):
+    dist.isend(x, 1)
+def schedule(warmup):
+    for number in range(warmup):
+        forward(x)
+    works[-1].wait()
+"""
+
+
+@pytest.mark.parametrize(("sent", "odd"), [(3, 0), (2, 1)])
+def test_rank_that_sends_more_messages_than_it_takes_back_is_odd(tmp_path: Path, sent: int, odd: int) -> None:
+    """The loop that begins them lies around the calls of the function that sends."""
+    script = tmp_path / "train.py"
+    script.write_text(AHEAD)
+    message = {"op": "isend", "peer": 1, "number": 3, "group": "0", "size": [8], "dtype": "float32"}
+    line = CodeLine(file=str(script), line=2, function="forward")
+    own = Messages(whole=True, counts=[("isend", 1, 0, "0", sent), ("irecv", 1, 0, "0", 2)])
+    others = Messages(whole=True, counts=[("irecv", 0, 0, "0", 2), ("isend", 0, 0, "0", 2)])
+    waiting = waits(0, "send", 1, 6, messages=own)
+    waiting.transfer = msgspec.convert({**message, "line": line}, Message, from_attributes=True)
+    other = rank(1, STEP, ("barrier", 1, 30), pending=1, state="running", line=at(30), messages=others)
+    found = diagnose_program(evidence(waiting, other))
+    assert (found.fault, found.rank, found.certain) == ("message", odd, False)
+    words = "probably sends too many, in `for number in range(warmup):` in line 4"
+    assert found.finding.endswith(words) is (odd == 0)

@@ -1177,3 +1177,33 @@ def test_test_of_the_rank_that_both_sides_passed_before_is_not_the_cause(tmp_pat
     assert (found.fault, found.rank, found.certain) == ("batches", 1, False)
     assert "has left the loop `for bucket in buckets(rank):` in line 1" in found.finding
     assert "only some ranks pass" not in found.finding
+
+
+ROUNDS_OF_BOTH = """\
+def step(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+def train(model, other):
+    step(model)
+    if chance < limit:
+        step(other)
+for batch in loader:
+    train(model, other)
+"""
+
+
+def test_loop_in_which_both_ranks_are_by_different_calls_is_not_where_they_part(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]]
+) -> None:
+    """One model has fewer parameters than the other; only rank 1 trains the second one in this round."""
+    stacks.update({5: (3, 5, 9), 7: (3, 7, 9)})
+    functions = {3: "step", 5: "train", 7: "train"}
+    one, other = ("all_reduce", 72, 5), ("all_reduce", 12, 7)
+    ranks = of_script(
+        written(tmp_path, ROUNDS_OF_BOTH),
+        *(rank(0, *[one] * 5, pending=1), rank(1, *[one] * 4, other, pending=1)),
+        functions=functions,
+    )
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("branch", 1, False)
+    assert "rank 1 passed `if chance < limit:` in line 6, rank 0 did not" in found.finding

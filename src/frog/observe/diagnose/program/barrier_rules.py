@@ -1,17 +1,23 @@
-"""A rank that torch's monitored_barrier missed: its message names the rank, the code tells where it went instead."""
+"""A rank for which the others gave up to wait, and said so: in torch's monitored_barrier, or in an error of their own.
+
+The message of monitored_barrier names the rank, and the code tells where it went instead.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 
 from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.program.code_blocks import called_name, is_readable, parse_file
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
-from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
+from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place, same_line
 from frog.observe.diagnose.program.parting_words import AGREE_FIRST, EVEN_ROUNDS, leaves_loop, passes_alone
+from frog.observe.diagnose.program.peer_errors import own_error
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
 
 _MISSED = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,99}) failed to pass monitoredBarrier", re.IGNORECASE)
@@ -52,6 +58,49 @@ def missed_barrier(evidence: Evidence) -> Diagnosis | None:
         evidence=report_ranks(evidence, [*missing, *sorted(waited)]),
         advice=advice,
     )
+
+
+_COLLECTIVE = re.compile(r"barrier|all_reduce|all_gather|broadcast|reduce_scatter|all_to_all")
+
+
+def gave_up(evidence: Evidence) -> Diagnosis | None:
+    """Explain an exception that ranks raised in the handler of a collective's error, by what the others did instead."""
+    raised = {number: error for number, rank in evidence.ranks.items() if (error := own_error(rank)) is not None}
+    waited = {number: line for number, error in raised.items() if (line := _failed_before(error)) is not None}
+    there = [rank for number, rank in evidence.ranks.items() if number not in raised and rank.error is None]
+    missing = [rank for rank in there if rank.line is not None and not _has_ended(rank) and not rank.stopped]
+    if not missing or not waited or len(waited) < len(raised) or len(waited) < len(missing):
+        return None
+    stayed, odd = min(waited), min(missing, key=lambda rank: rank.rank)
+    error, line, fault = raised[stayed], waited[stayed], _NOT_THERE[None if odd.pending else odd.cpu_busy]
+    own = _lines(odd)
+    same = [number for number, at in waited.items() if same_line(at, line)]
+    return Diagnosis(
+        fault,
+        f"{they_wait(sorted(same))} at {place(line)}, whose error led {'it' if len(same) == 1 else 'them'} to raise "
+        f"{error.short_type}{at_place(error.line)}: {error.first_line}; {_instead(evidence, odd, own)}",
+        rank=odd.rank,
+        node_rank=odd.node_rank,
+        line=place(own[0]) if own else None,
+        peer_line=place(line),
+        certain=False,
+        evidence=report_ranks(evidence, [*(rank.rank for rank in missing), *sorted(waited)]),
+        advice="find out what it did instead; if it only needs longer, raise the timeout of the collective\n"
+        "the error of the handler hides that of the collective: raise it `from error`",
+    )
+
+
+def _failed_before(error: SeenError) -> CodeLine | None:
+    """Return the collective in a `try` of which an exception's line is in the handler; None if it is in none."""
+    lines = _lines_of_error(error)
+    if not lines or not is_readable(lines[0]):
+        return None
+    parsed, at = parse_file(lines[0].file), lines[0].line
+    tries = [node for node in ast.walk(parsed[0]) if isinstance(node, ast.Try)] if parsed is not None else []
+    inner = [node for node in tries if any(each.lineno <= at <= (each.end_lineno or 0) for each in node.handlers)]
+    calls = [call for node in inner[-1:] for child in node.body for call in ast.walk(child)]
+    found = [call.lineno for call in calls if isinstance(call, ast.Call) and _COLLECTIVE.search(called_name(call))]
+    return CodeLine(file=lines[0].file, line=found[-1], function=lines[0].function) if found else None
 
 
 def _missed_by(error: SeenError) -> list[int]:

@@ -104,6 +104,20 @@ def innermost_loop(line: CodeLine) -> Block | None:
     return loops[-1] if loops else None
 
 
+def calling_loops(line: CodeLine) -> list[Block]:
+    """Return the innermost loop around a line; without one, the loops around the calls of its function in its file."""
+    own, source = innermost_loop(line), source_of(line.file)
+    around = [each for each in source.functions if each.first <= line.line <= each.last]
+    if own is not None or not around or not line.function.isidentifier():
+        return [own] if own is not None else []
+    called = re.compile(rf"(?<!def )\b{line.function}\(")
+    calls = (number for number, text in enumerate(source.lines, 1) if called.search(text))
+    loops = (
+        [block for block in blocks_around(CodeLine(file=line.file, line=at)) if block.kind == "loop"] for at in calls
+    )
+    return list(dict.fromkeys(blocks[-1] for blocks in loops if blocks))
+
+
 def in_one_loop(one: CodeLine, other: CodeLine) -> bool:
     """True if a loop of a program encloses both lines. False if its source cannot be read."""
     if one.file != other.file:

@@ -136,6 +136,8 @@ class Parting:
     """True if it is in a function that the other rank may have called too, but has left."""
     is_past: bool = False
     """True if the other rank is at a later line of the function, or has left it."""
+    is_again: bool = False
+    """True if the other rank is in it, too, by another call of its function."""
     around: tuple[Block, ...] = ()
     """For a loop, the loops around it that the other rank has left too, innermost first."""
 
@@ -145,7 +147,7 @@ class Parting:
         if self.block.kind == "loop" and self.was_common and is_fixed(self.block):
             return 4.7
         if self.block.kind == "loop" and self.was_common:
-            return 0 if self.is_past else 3
+            return 0 if self.is_past and not self.is_again else 3
         if self.block.kind == "loop" or self.block.is_counted:
             return 6 if self.block.is_counted else 5
         if self.block.kind == "try":
@@ -179,7 +181,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
                 continue
             if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
                 continue
-            found.append(Parting(block, common, deeper, past))
+            found.append(Parting(block, common, deeper, past, deeper and holds_stack(block, other)))
     best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
     return _with_loops_around(best, found)
 

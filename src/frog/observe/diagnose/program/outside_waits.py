@@ -48,6 +48,11 @@ _ANSWER = (
     "for an answer over the network",
     "give the request a timeout, and let all ranks agree what to do if it fails",
 )
+_OUTPUT = (
+    "for output of a program that it started, or for the end of a line of it",
+    "readline() waits for a newline, also if select() says that there is something to read: read what there is "
+    "(os.read, read1), give the wait a timeout, or let a thread read",
+)
 _TERMINAL = ("for input from a terminal", "remove the breakpoint or the question: ranks have no terminal")
 
 _BY_FRAME = (
@@ -88,6 +93,7 @@ _BY_TEXT = (
     _Wait(re.compile(r"thread\w*\.join\(", re.IGNORECASE), *_THREAD),
     _Wait(re.compile(r"proc\w*\.(join|wait|communicate)\(|child\w*\.join\(", re.IGNORECASE), *_CHILD),
     _Wait(re.compile(r"\bqueue\w*\.get\(", re.IGNORECASE), *_QUEUE),
+    _Wait(re.compile(r"\.readlines?\(|\b(stdout|stderr|pipe)\w*\.read\(|\bin [\w.]*\.(stdout|stderr)\b"), *_OUTPUT),
     _Wait(re.compile(r"(sock|conn)\w*\.(recv\w*|accept|connect)\(", re.IGNORECASE), *_ANSWER),
 )
 _SETS_KEY = re.compile(r"store\w*(\(\))?\.(set|add|compare_set|queue_push|append)\(", re.IGNORECASE)

@@ -17,7 +17,7 @@ from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.known_errors.explain import Explanation
 from frog.observe.diagnose.known_errors.log_answer import MORE_HELPS
-from frog.observe.diagnose.program.barrier_rules import missed_barrier
+from frog.observe.diagnose.program.barrier_rules import gave_up, missed_barrier
 from frog.observe.diagnose.program.call_origins import origin_of
 from frog.observe.diagnose.program.compared_calls import differences
 from frog.observe.diagnose.program.end_rules import (
@@ -207,6 +207,7 @@ RULES: tuple[Rule, ...] = (
     teardown,
     compared_by_torch,
     garbled,
+    gave_up,
     own_exception,
     mismatched,
     reported,

@@ -10,12 +10,20 @@ from typing import NamedTuple
 from frog.core.runs.observed import CodeLine, Message, Transfer
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
-from frog.observe.diagnose.program.code_blocks import sends_and_receives
+from frog.observe.diagnose.program.code_blocks import calling_loops, sends_and_receives
 from frog.observe.diagnose.program.code_lines import collective_frames, is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.condition_sources import source_words
-from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, at_place, place, same_line
+from frog.observe.diagnose.program.evidence import (
+    Call,
+    Evidence,
+    GroupNames,
+    RankEvidence,
+    at_place,
+    place,
+    same_line,
+)
 from frog.observe.diagnose.program.parting_words import passes_alone
 from frog.observe.diagnose.program.peer_errors import lost_peers, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
@@ -123,10 +131,18 @@ def _circle(evidence: Evidence, circle: list[int]) -> Diagnosis:
             finding=f"{finding}{_other_tags(one, other)}{left_order(one)}",
             advice=out_of_order(one, other),
         )
+    if len(ranks) > 2:
+        return _ring(evidence, circle, finding)
     one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
     found = _pair(evidence, one, other, *ranks).with_more(finding=finding)
-    if not _is_one_message(one, other) or len(ranks) > 2:
+    if not _is_one_message(one, other):
         return found
+    if groups := _other_groups(evidence, one, other):
+        return found.with_more(
+            finding=f"{finding}{groups}",
+            advice="both ranks of a message must name the same group: derive it from the pair of ranks, not from what "
+            "one rank is, such as odd or even",
+        )
     if tags := _other_tags(one, other):
         return found.with_more(
             finding=f"{finding}{tags}",
@@ -137,6 +153,32 @@ def _circle(evidence: Evidence, circle: list[int]) -> Diagnosis:
         finding=f"{finding}: the message does not arrive",
         advice="compare the sizes and types of both tensors, then look at the network between their hosts",
     )
+
+
+def _ring(evidence: Evidence, circle: list[int], finding: str) -> Diagnosis:
+    """Explain three ranks or more of a circle, each of which waits for the next one.
+
+    If one place in it has two ranks that both send, or both receive, the first of them meets a rank that does its part
+    with it, but is busy with another one.
+    """
+    ranks = sorted(circle)
+    sends = [message.is_send if (message := evidence.ranks[each].transfer) is not None else None for each in circle]
+    alike = [at for at, each in enumerate(sends) if each == sends[(at + 1) % len(sends)]]
+    one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
+    why = ""
+    if len(alike) == len(circle):
+        verbs = ("send", "receive") if sends[0] else ("receive", "send")
+        why = f": all of them {verbs[0]} first, so that none can begin: at least one must {verbs[1]} first"
+    elif len(alike) == 1:
+        at = alike[0]
+        one, other, elsewhere = (evidence.ranks[circle[(at + step) % len(circle)]] for step in (0, -1, 1))
+        does, waits = ("sends to", "receives from") if sends[at] else ("receives from", "sends to")
+        why = (
+            f"; rank {other.rank} {waits} rank {one.rank}, which {does} rank {elsewhere.rank} instead, and that one "
+            f"{'sends' if sends[at] else 'receives'}, too: the order or the plan of rank {one.rank} is probably "
+            "another one than that of its peers"
+        )
+    return _pair(evidence, one, other, *ranks).with_more(finding=f"{finding}{why}")
 
 
 def _is_one_message(one: RankEvidence, other: RankEvidence) -> bool:
@@ -154,6 +196,29 @@ def _other_tags(one: RankEvidence, other: RankEvidence) -> str:
     mine, yours = one.transfer, other.transfer
     differ = _is_one_message(one, other) and mine and yours and mine.tag != yours.tag
     return ": their tags differ" if differ else ""
+
+
+def _other_groups(evidence: Evidence, one: RankEvidence, other: RankEvidence) -> str:
+    """Say that two ranks wait for one message in different groups; empty if the groups are equal or unknown."""
+    groups = [_group_of(rank) for rank in (one, other)]
+    if not all(groups) or groups[0] == groups[1]:
+        return ""
+    one_does, other_does = (
+        f"rank {rank.rank} {'sends' if rank.transfer is not None and rank.transfer.is_send else 'receives'} in "
+        + GroupNames(rank.groups).find(group).label(evidence.world)
+        for rank, group in zip((one, other), groups, strict=True)
+    )
+    return f": their groups differ: {one_does}, and {other_does}"
+
+
+def _group_of(rank: RankEvidence) -> str:
+    """Return torch's name for the group of the message for which a rank waits; empty if that is unknown."""
+    waits = rank.transfer
+    if waits is None or isinstance(waits, Message):
+        return waits.group if isinstance(waits, Message) else ""
+    begun = rank.messages.last if rank.messages is not None else []
+    alike = [each for each in begun if not each.done and (each.is_send, each.peer) == (waits.is_send, waits.peer)]
+    return alike[-1].group if alike else ""
 
 
 def _deviation(rank: RankEvidence) -> Deviation | None:
@@ -257,12 +322,39 @@ def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, 
     in_step = _keeps_step(rank, call)
     first_is_odd = _deviation(rank) is None and (is_extra or in_step or _deviation(waits) is not None)
     odd, other = (waits, rank) if first_is_odd else (rank, waits)
+    surplus = _surplus(waits, rank)
+    if surplus and _deviation(rank) is None:
+        odd, other, first_is_odd = waits, rank, True
     skipped = f": rank {waits.rank} probably skipped that collective" if first_is_odd and in_step else ""
-    why = left_order(odd) or skipped or _schedule_alone(waits, rank, call)
+    why = left_order(odd) or surplus or skipped or _schedule_alone(waits, rank, call)
     return _pair(evidence, odd, other).with_more(
         collective=describe_call(evidence, call),
         finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
     )
+
+
+def _surplus(waits: RankEvidence, rank: RankEvidence) -> str:
+    """Say that a rank has sent another one more messages than that one took and gave back; empty if it has not.
+
+    Both sides of a schedule usually have as many messages one way as the other: so the rank with more is the odd one.
+    """
+    there, taken = _number(waits, "send", rank.rank), _number(rank, "recv", waits.rank)
+    back = {_number(rank, "send", waits.rank), _number(waits, "recv", rank.rank)}
+    if there is None or taken is None or there <= taken or back != {taken} or not taken:
+        return ""
+    line = waits.transfer.line if isinstance(waits.transfer, Message) else _waiting_line(waits)
+    loops = " or ".join(map(str, calling_loops(line))) if line is not None else ""
+    return (
+        f"; rank {waits.rank} has sent it {there} messages and taken {taken}, rank {rank.rank} has sent and taken "
+        f"{taken}: rank {waits.rank} probably sends too many{f', in {loops}' if loops else ''}"
+    )
+
+
+def _number(rank: RankEvidence, op: str, peer: int) -> int | None:
+    """Return how many messages a rank has begun to send to another one, or to receive; None if that is not known."""
+    if rank.messages is None or not rank.messages.whole:
+        return None
+    return sum(number for own, other, *_, number in rank.messages.counts if own.endswith(op) and other == peer)
 
 
 def _schedule_alone(waits: RankEvidence, rank: RankEvidence, call: Call) -> str:
