@@ -57,3 +57,33 @@ def test_node_whose_agent_was_killed_before_anything_failed_is_lost(tmp_path: Pa
     lost = event("node", 3, node=0, host="node0", code=-9)
     found = read(tmp_path, *worlds, lost, exit_of(1, 1), event("node", 6, node=1, host="node1", code=-9))
     assert (found.of(0).node_lost_ns, found.of(1).node_lost_ns) == (3 * 10**9, None)
+
+
+@pytest.mark.parametrize(
+    ("crash", "answered", "line"),
+    [
+        ("Timeout (0:00:30)!", True, 20),
+        ("Timeout (0:00:30)!", False, 3),
+        ("Timeout (0:00:30)!\n\nFatal Python error: Aborted", True, 3),
+    ],
+    ids=["starved", "still paused", "crashed later"],
+)
+def test_pause_that_is_over_is_not_where_a_rank_is(tmp_path: Path, crash: str, answered: bool, line: int) -> None:
+    """A starved process, too, runs no Python for 30 s. One that wrote its stacks when asked has run since."""
+    folder = tmp_path / "observed/attempt_0/rank_0"
+    folder.mkdir(parents=True)
+    frame = '  File "/home/me/train.py", line 3 in main\n'
+    (folder / "crash.txt").write_text(f"{crash}\n\nThread 0x00007f53ccdfeb80 (most recent call first):\n{frame}")
+    now = {"file": "/home/me/train.py", "line": 20, "function": "main"}
+    common = {"format": 1, "rank": 0, "pid": 7, "unix_ns": 9}
+    world = {"local_rank": 0, "node_rank": 0, "world_size": 2, "attempt": 0, "host": "a", "state": "running"}
+    (folder / "status.json").write_text(
+        json.dumps({**common, **world, "started_unix_ns": 1, "mono_ns": 1, "cpu_s": 1.0, "rss_bytes": 1, "line": now})
+    )
+    stacks = {"reason": "hang", "threads": [{"name": "MainThread", "main": True, "frames": [now]}]}
+    if answered:
+        (folder / "stacks.json").write_text(json.dumps({**common, **stacks}))
+    rank = read(tmp_path, start()).of(0)
+    assert rank.line is not None
+    assert [rank.line.line, *(frame.line for frame in rank.stack)] == [line, line]
+    assert bool(rank.crash) is (line == 3)

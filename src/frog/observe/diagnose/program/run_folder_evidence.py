@@ -105,10 +105,16 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         rank.handled = rank.handled or _handled(observed.stacks.handled)
         rank.add_source(f"{folder}/stacks.json")
     rank.workers = observed.workers
-    rank.crash = observed.crash
-    if frames := fault_frames(observed.crash):
+    rank.crash = "" if _ran_since(observed) else observed.crash
+    if frames := fault_frames(rank.crash):
         rank.stack, rank.line = frames, user_line(frames)
     return names.found
+
+
+def _ran_since(observed: Observed) -> bool:
+    """True if Python ran again after a pause that the fault handler wrote down: the rank itself wrote other files."""
+    is_pause = observed.crash.startswith("Timeout (") and "Fatal Python error" not in observed.crash
+    return is_pause and (observed.stacks is not None or observed.error is not None)
 
 
 def _add_status(rank: RankEvidence, status: Status, names: GroupNames) -> None:
