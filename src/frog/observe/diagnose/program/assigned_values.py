@@ -14,12 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from frog.core.errors import FrogError
+from frog.core.schema import read_bounded
 from frog.observe.diagnose.program.code_blocks import called_name, parse_file
 from frog.observe.diagnose.program.code_lines import is_user_file
 
 _MOST_LEVELS = 3
 """Folders above a file in which the modules that it imports, or that import it, may lie."""
-_MOST_FILES = 60
+_MOST_FILES, _MOST_BYTES = 60, 1 << 20
 _MOST_NAMES = 4
 """Names after one another that are followed to the class of an object."""
 _MAKES_EQUAL = (
@@ -196,17 +198,24 @@ def importers(path: str) -> tuple[str, ...]:
     for folder in own.parents[:_MOST_LEVELS] if is_user_file(path) else ():
         try:
             files = sorted(each for each in folder.glob("*.py") if each != own)[:_MOST_FILES]
-        except OSError:
+        except (OSError, ValueError):
             continue
-        found += [
-            str(each) for each in files if path in {file for file, _ in ProgramFile.of(str(each)).imports.values()}
-        ]
+        near = (str(each) for each in files if _mentions(each, own.parent.name if own.stem == "__init__" else own.stem))
+        found += [each for each in near if path in {file for file, _ in ProgramFile.of(each).imports.values()}]
     return tuple(found)
+
+
+def _mentions(file: Path, name: str) -> bool:
+    """True if a file has a name in its text: most files need not be parsed."""
+    try:
+        return name.encode() in read_bounded(file, most_bytes=_MOST_BYTES)
+    except (OSError, ValueError, FrogError):
+        return False
 
 
 def _imported(path: str, statement: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str]]:
     """Return what an import gives of the program's own files, by the names that it is given here."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for alias in statement.names:
         if isinstance(statement, ast.Import):
             file = _module_file(path, alias.name, 0)
