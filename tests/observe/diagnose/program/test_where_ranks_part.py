@@ -10,6 +10,7 @@ from seen import changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program import code_blocks
+from frog.observe.diagnose.program.assigned_values import ProgramFile
 from frog.observe.diagnose.program.code_blocks import is_readable
 from frog.observe.diagnose.program.code_partings import ways_past
 from frog.observe.diagnose.program.evidence import Group, RankEvidence
@@ -1207,3 +1208,32 @@ def test_loop_in_which_both_ranks_are_by_different_calls_is_not_where_they_part(
     found = diagnose_program(evidence(*ranks))
     assert (found.fault, found.rank, found.certain) == ("branch", 1, False)
     assert "rank 1 passed `if chance < limit:` in line 6, rank 0 did not" in found.finding
+
+
+AGREED = """\
+def step(flag, own):
+    dist.all_reduce(flag)
+    if own > limit:
+        if flag.item() > 0:
+            dist.broadcast(weights, src=0)
+for batch in loader:
+    step(flag, own)
+    dist.all_reduce(loss)
+"""
+
+
+@pytest.mark.parametrize(("text", "line"), [("dist.all_reduce(flag)", 3), ("dist.all_reduce(other)", 4)])
+def test_test_of_a_value_that_an_all_reduce_made_equal_is_not_where_ranks_part(
+    tmp_path: Path, stacks: dict[int, tuple[int, ...]], text: str, line: int
+) -> None:
+    """Both ranks agreed on the inner test; the outer one is each rank's own."""
+    stacks.update({2: (2, 7), 5: (5, 7)})
+    script = written(tmp_path, AGREED.replace("dist.all_reduce(flag)", text))
+    ProgramFile.of.cache_clear()
+    agreed, loss, functions = ("all_reduce", 1, 2), ("all_reduce", 3, 8), {2: "step", 5: "step"}
+    own = rank(0, agreed, loss, agreed, ("broadcast", 90, 5), pending=1)
+    found = diagnose_program(
+        evidence(*of_script(script, own, rank(1, agreed, loss, agreed, loss, pending=1), functions=functions))
+    )
+    assert (found.fault, found.rank) == ("branch", 0)
+    assert f"` in line {line}, rank 1 did not" in found.finding

@@ -33,6 +33,7 @@ _MAKES_EQUAL = (
     "all_gather_object",
 )
 """Collectives after which their first argument has the same value on all ranks."""
+_EQUAL_FUNCTIONS = ("bool", "int", "float", "len", "any", "all", "torch")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Statement = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
@@ -108,6 +109,19 @@ class ProgramFile:
         first = max(since, function.lineno if function is not None else 0)
         calls = [call for op in _MAKES_EQUAL for call in self.calls.get(op, []) if first <= call.lineno < line]
         return any(call.args and ast.unparse(call.args[0]) == name for call in calls)
+
+    def is_equal_test(self, line: int) -> bool:
+        """True if the test of a line depends on nothing but what a collective has made equal on all ranks."""
+        waiting, equal = [node for node in [self.tests.get(line)] if node is not None], False
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, (ast.Name, ast.Attribute)) and self.is_made_equal(ast.unparse(node), line):
+                equal = True
+            elif isinstance(node, ast.Name) and node.id not in _EQUAL_FUNCTIONS:
+                return False
+            else:
+                waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        return equal
 
     def values_of(self, name: str, line: int) -> list[Value]:
         """Return what a name may stand for at a line: its assignments in the same function, or in the whole file.

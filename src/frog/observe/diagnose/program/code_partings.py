@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.program.assigned_values import ProgramFile
 from frog.observe.diagnose.program.code_blocks import (
     RANK_TEST,
     Block,
@@ -152,6 +153,8 @@ class Parting:
             return 6 if self.block.is_counted else 5
         if self.block.kind == "try":
             return 4.5
+        if self.block.kind in ("if", "else") and ProgramFile.of(self.block.file).is_equal_test(self.block.line):
+            return 7
         return 4 if self.is_deeper else 1 if self.block.kind == "except" else 2
 
 
