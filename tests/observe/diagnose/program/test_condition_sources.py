@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.program import code_blocks
+from frog.observe.diagnose.program import assigned_values, code_blocks
 from frog.observe.diagnose.program.assigned_values import ProgramFile, importers
 from frog.observe.diagnose.program.code_blocks import blocks_around
 from frog.observe.diagnose.program.condition_sources import source_words
@@ -125,6 +125,7 @@ def test_source_that_nests_deeply_or_refers_to_itself_ends(tmp_path: Path) -> No
     [
         ("from flags import stops", "stops(x)", "def stops(x):\n    return x.exists()\n", "files (flags.py:2)"),
         ("import flags", "flags.stops(x)", "def stops(x):\n    return time.time() > x\n", "a clock (flags.py:2)"),
+        ("from . import flags", "flags.stops(x)", "def stops(x):\n    return x.is_dir()\n", "files (flags.py:2)"),
         ("import flags as f", "f.LIMIT", "LIMIT = random.random()\n", "random numbers (flags.py:1)"),
         (
             "from flags import Control\nown = Control(rank)",
@@ -134,7 +135,7 @@ def test_source_that_nests_deeply_or_refers_to_itself_ends(tmp_path: Path) -> No
             "numbers of its own data (flags.py:3)",
         ),
     ],
-    ids=["function", "of module", "constant", "method"],
+    ids=["function", "of module", "of package", "constant", "method"],
 )
 def test_source_in_another_file_is_followed_and_named(
     tmp_path: Path, imports: str, test: str, module: str, words: str
@@ -185,3 +186,7 @@ def test_program_outside_of_a_folder_with_modules_reads_no_library(tmp_path: Pat
     library.mkdir(parents=True)
     program = f"import flags\nif flags.stops():\n    dist.barrier(){MARK}\n"
     assert words_of(library, program, flags="def stops():\n    return random.random() > 1\n") == ""
+
+
+def test_import_without_a_module_in_the_root_of_a_disk_is_no_file() -> None:
+    assert assigned_values._module_file("/train.py", "", 0) == assigned_values._module_file("/train.py", "", 1) == ""

@@ -248,9 +248,9 @@ def _module_file(path: str, module: str, level: int) -> str:
     parents = Path(path).parents
     folders = parents[level - 1 : level] if level else parents[:_MOST_LEVELS]
     parts = [part for part in module.split(".") if part]
-    for folder in folders:
+    for folder in folders if parts else ():
         for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
-            if parts and is_user_file(str(file)) and file.is_file():
+            if is_user_file(str(file)) and file.is_file():
                 return str(file)
     return ""
 
