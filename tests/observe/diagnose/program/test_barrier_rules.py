@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from seen import changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.known_errors.table.known import Level
+from frog.observe.diagnose.program import log_rules
 from frog.observe.diagnose.program.code_blocks import source_of
 from frog.observe.diagnose.program.evidence import RankEvidence, SeenError
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
@@ -115,3 +119,11 @@ def test_error_raised_in_the_handler_of_a_collective_is_that_of_the_awaited_rank
     assert found.finding.startswith("rank 0 waits at train.py:4 (load), whose error led it") is (fault == "busy")
     assert found.finding.endswith("rank 1 computed at train.py:2 (load)") is (fault == "busy")
     assert found.certain is (fault == "raise")
+
+
+@pytest.mark.parametrize(("exception", "first"), [("ValueError", False), ("KeyError", True)])
+def test_log_with_the_error_of_ranks_that_gave_up_does_not_come_first(exception: str, first: bool) -> None:
+    finding = "rank 0 waits at train.py:4, whose error led it to raise ValueError at train.py:6; rank 1 computed"
+    cause = SimpleNamespace(level=Level.CAUSE, exception=exception, rank=None)
+    gave_up = Diagnosis("busy", finding, rank=1, certain=False)
+    assert log_rules._comes_first(evidence(rank(0), rank(1)), gave_up, cause) is first  # type: ignore[arg-type]

@@ -86,12 +86,18 @@ def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bo
         return False
     log = evidence.explanation
     if evidence.has_records:
+        if cause.exception is not None and f"led them to raise {cause.exception}" in _plural(diagnosis.finding):
+            return False  # the rules name it, and what led to it
         if diagnosis.fault in _OF_CALLS and (cause.exception is None or _is_survived(evidence, cause)):
             return False
         return cause.level is Level.CAUSE and not diagnosis.certain and diagnosis.fault not in _OF_EXCEPTIONS
     if diagnosis.fault == "gone" and log is not None and log.details and len(evidence.ranks) * 2 <= len(evidence.world):
         return True  # most ranks have no line in this text, which says nothing about them
     return cause.level is Level.CAUSE or diagnosis.fault not in (*_OF_WAITS, *_OF_ENDS)
+
+
+def _plural(finding: str) -> str:
+    return finding.replace("led it to raise", "led them to raise")
 
 
 def _is_survived(evidence: Evidence, cause: Finding) -> bool:

@@ -326,7 +326,7 @@ def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, 
     if surplus and _deviation(rank) is None:
         odd, other, first_is_odd = waits, rank, True
     skipped = f": rank {waits.rank} probably skipped that collective" if first_is_odd and in_step else ""
-    why = left_order(odd) or surplus or skipped or _schedule_alone(waits, rank, call)
+    why = surplus or left_order(odd) or skipped or _schedule_alone(waits, rank, call)
     return _pair(evidence, odd, other).with_more(
         collective=describe_call(evidence, call),
         finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
