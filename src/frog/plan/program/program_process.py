@@ -131,10 +131,10 @@ class _Ranks:
 
     def _end_if_all_wait(self) -> None:
         """End a program whose processes all wait for messages that none of them sends."""
-        waits = {rank: self.folder / f"waits-{rank}" for rank in self._running}
-        if not all(path.is_file() for path in waits.values()):
+        try:
+            found = {rank: (self.folder / f"waits-{rank}").read_bytes() for rank in self._running}
+        except FileNotFoundError:  # one of them is not waiting, or has just received its message
             return
-        found = {rank: path.read_bytes() for rank, path in waits.items()}
         messages = {rank: pickle.loads(content) for rank, content in found.items()}
         if any((self.folder / name).exists() for name, _, _ in messages.values()):
             return
