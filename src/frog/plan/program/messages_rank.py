@@ -92,9 +92,8 @@ class PostOffice:
 class Work:
     """What `isend`, `irecv` and a batch of them return."""
 
-    def __init__(self, finish: Callable[[], None], source: int | None = None) -> None:
+    def __init__(self, finish: Callable[[], None]) -> None:
         self._finish: Callable[[], None] | None = finish
-        self._source = source
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the messages."""

@@ -12,7 +12,7 @@ from frog.core.units import count, format_bytes, format_count
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.memory import fit_warning
 from frog.plan.program.program_memory import KINDS, ProgramMemory, memory_of
-from frog.plan.program.program_time import ProgramTime, StepClock
+from frog.plan.program.program_time import ProgramTime
 from frog.plan.program.ranks_together import play_together
 
 _Key = TypeVar("_Key")
@@ -57,15 +57,18 @@ class ProgramPlan:
         return max((number for facts in self.of_rank.values() for number in facts["embedded"].values()), default=0)
 
     @cached_property
+    def memories(self) -> dict[int, ProgramMemory]:
+        """The memory at the peak, by rank."""
+        return {rank: memory_of(facts) for rank, facts in self.of_rank.items()}
+
+    @property
     def memory(self) -> ProgramMemory:
-        return memory_of(self.facts)
+        return self.memories[self.rank]
 
     @cached_property
     def times(self) -> dict[int, ProgramTime]:
         """The time of the step, by rank: the ranks end together."""
-        if len(self.of_rank) > 1:
-            return play_together(self.of_rank, self.cluster, self.num_gpus)
-        return {self.rank: StepClock(self.cluster).play(self.facts, self.num_gpus)}
+        return play_together(self.of_rank, self.cluster, self.num_gpus)
 
     @property
     def time(self) -> ProgramTime:
@@ -116,7 +119,7 @@ def _rank_lines(plan: ProgramPlan) -> Iterator[str]:
     yield f"{count(len(plan.of_rank), 'rank')} exchange messages, and each ran:"
     yield f"  {'rank':<6}{'parameters':>12}{'memory, GiB':>13}{'busy, s':>11}{'waits, s':>11}"
     for rank, time in plan.times.items():
-        memory = memory_of(plan.of_rank[rank]).total
+        memory = plan.memories[rank].total
         verdict = fit_warning(memory, plan.cluster.gpu.memory) or "fits"
         held = format_count(plan.of_rank[rank]["rank_parameters"])
         share = f"{time.total - time.waiting:>11.4f}{time.waiting:>11.4f} ({100 * time.waiting / time.total:.1f} %)"
@@ -212,7 +215,7 @@ def program_json(plan: ProgramPlan) -> str:
             {
                 "rank": rank,
                 "parameters": plan.of_rank[rank]["rank_parameters"],
-                "memory": memory_of(plan.of_rank[rank]).total,
+                "memory": plan.memories[rank].total,
                 "time": {name: getattr(spent, name) for name in (*_CAUSES, "total")},
             }
             for rank, spent in plan.times.items()

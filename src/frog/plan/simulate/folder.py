@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import math
-import platform
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,26 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from frog.core.config.load import SIMULATED_LAYOUT
 from frog.core.errors import ErrorFacts
-from frog.core.files import write_atomic, write_json
+from frog.core.files import write_json
 from frog.core.runs.folder import RunFolder
-from frog.core.runs.launcher_schema import LAUNCHER_FIELDS
-from frog.core.runs.record import FORMAT
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.utilization import utilization
 from frog.plan.simulate.disturbances import Disturbances, Places
 from frog.plan.simulate.simulation import Simulated
 from frog.plan.simulate.trace import Call, Span, Trace
+from frog.plan.simulated_run import START_NS, SimulatedRun, host_of, pid_of, to_ns
 
 MOST_RANKS = 1024
 _TIMEOUT_S = 600.0
 """Time after which a rank gives a collective up; NCCL's default in PyTorch."""
 _NOTICED_NS = 10**8
 """Time until the peers of a killed process notice that."""
-_START_NS = 10**9
-_NO_PID = 2**22
-"""Above the process ids of Linux, so that no process is taken for a simulated rank."""
 
 
 def write_folder(
@@ -48,17 +39,16 @@ class _Writer:
     def __init__(
         self, folder: RunFolder, run: PlannedRun, trace: Trace, disturbed: Disturbances, command: list[str]
     ) -> None:
-        self.folder, self.run, self.trace, self.disturbed, self.command = folder, run, trace, disturbed, command
-        self.layout = run.layout
-        self.places = Places(run.layout, run.cluster, disturbed)
-        self.end_ns = _ns(_last_end(trace) + _TIMEOUT_S)
-        """End of the run, after all time-outs: now."""
-        self.unix_ns = time.time_ns() - self.end_ns
-        """Unix time when the simulated clock is 0."""
+        self.run, self.trace, self.disturbed = run, trace, disturbed
+        self.layout = layout = run.layout
+        self.places = Places(layout, run.cluster, disturbed)
+        nodes = {int(rank): int(self.places.nodes_PDI[place]) for place, rank in np.ndenumerate(self.places.ranks_PDI)}
+        mesh = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
+        end_ns = to_ns(_last_end(trace) + _TIMEOUT_S)  # after all time-outs
+        self.about = SimulatedRun(folder, run.cluster, nodes, mesh, command, end_ns)
 
     def write(self, step_s: list[float], num_steps: int) -> None:
-        self.folder.events.mkdir(parents=True)
-        self.folder.heartbeats.mkdir()
+        self.about.create()
         failures = {}
         for place, rank in np.ndenumerate(self.places.ranks_PDI):
             error = self._write_rank(int(rank), place, step_s)
@@ -66,7 +56,9 @@ class _Writer:
                 failures[int(rank)] = error
         has_failed = math.isinf(step_s[-1])
         self._launcher(failures, has_failed)
-        self._run_json(num_steps)
+        layout = {name: value for name, value in asdict(self.layout).items() if name != "traits"}
+        train = {"steps": num_steps, "grad_accum": self.layout.num_micro}
+        self.about.write_run(layout, train, self.run.model.num_parameters())
         self._record(step_s, failures, has_failed)
 
     # ---- one rank ----------------------------------------------------------------------------------------------------
@@ -84,20 +76,14 @@ class _Writer:
             error = self._error(stuck, timeline.stuck_s)
             lines.append({"event": "error", "step": stuck.step, "phase": stuck.phase, **error})
         if not is_lost:
-            status = "completed" if error is None else "failed"
-            lines.append({"event": "end", "step": self._completed(step_s), "status": status, "weights_sha256": None})
-        write_atomic(self.folder.rank_events(rank), "".join(json.dumps(line) + "\n" for line in lines))
+            lines.append(self.about.end(self._completed(step_s), "completed" if error is None else "failed"))
+        self.about.write_rank(rank, lines)
         return error
 
     def _start(self, rank: int, place: tuple[int, ...]) -> dict[str, Any]:
-        layout, node = self.layout, int(self.places.nodes_PDI[place])
-        return {
-            "event": "start", "step": 0, "rank": rank, "world_size": layout.num_gpus,
-            "local_rank": rank % self.run.cluster.gpus_per_node, "node_rank": node, "host": _host(node),
-            "pid": _NO_PID + 1 + rank, "device": self._device, "threads": 1, "unix_ns": self.unix_ns + _START_NS,
-            "mono_ns": _START_NS, "mesh": self._mesh, "passed_over": [],
-            "place": {"pp": place[0], "dp": place[1], "cp": place[2] // layout.tp, "tp": place[2] % layout.tp},
-        }  # fmt: skip
+        tp = self.layout.tp
+        on_mesh = {"pp": place[0], "dp": place[1], "cp": place[2] // tp, "tp": place[2] % tp}
+        return self.about.start(rank, rank % self.run.cluster.gpus_per_node, on_mesh)
 
     def _steps(self, place: tuple[int, ...], step_s: list[float]) -> Iterator[dict[str, Any]]:
         step = self.run.step
@@ -105,31 +91,32 @@ class _Writer:
         for number, seconds in enumerate(step_s, 1):
             end = self.trace.step_ends[number - 1][place[:2]]
             if math.isfinite(end) and math.isfinite(seconds):
-                yield {
-                    "event": "step", "step": number, "loss": None, "loss_mean": None, "grad_norm_local": None,
-                    "grad_norm": None, "learning_rate": None, "tokens": tokens // self.layout.num_gpus,
-                    "tokens_per_s": tokens / seconds, "mfu": utilization(step) * step.step.total / seconds,
-                    "memory_bytes": int(step.memory.total), "loss_scale": None, "skipped": False,
-                    "sample_ids": [], "end_ns": _ns(end),
-                }  # fmt: skip
+                yield self.about.step(
+                    number,
+                    tokens=tokens,
+                    seconds=seconds,
+                    mfu=utilization(step) * step.step.total / seconds,
+                    memory_bytes=step.memory.total,
+                    end_s=end,
+                )
 
     def _heartbeat(self, rank: int, place: tuple[int, ...], span: Span, status: str) -> None:
         """Write the last heartbeat of a rank that never finished a phase."""
-        phase_ns, node = _ns(float(span.start[place[1]])), int(self.places.nodes_PDI[place])
+        phase_ns, node = to_ns(float(span.start[place[1]])), self.about.nodes[rank]
         beat = {
-            "rank": rank, "pid": _NO_PID + 1 + rank, "node_rank": node, "host": _host(node), "attempt": 0,
+            "rank": rank, "pid": pid_of(rank), "node_rank": node, "host": host_of(node), "attempt": 0,
             "world_size": self.layout.num_gpus, "timeout_s": _TIMEOUT_S, "status": status, "step": span.step,
             "phase": span.phase, "micro": span.micro, "phase_ns": phase_ns, "num_collectives": 0, "open": [],
-            "beat_ns": phase_ns, "unix_ns": self.unix_ns + phase_ns,
+            "beat_ns": phase_ns, "unix_ns": self.about.unix_ns + phase_ns,
         }  # fmt: skip
-        write_json(self.folder.heartbeat(rank), beat)
+        write_json(self.about.folder.heartbeat(rank), beat)
 
     def _error(self, stuck: Call, since_s: float) -> dict[str, Any]:
         """Return the error of a waiting rank: peers of a killed process lose their connections, others time out."""
-        lost, at_ns = self.disturbed.lost_rank, _ns(since_s + _TIMEOUT_S)
+        lost, at_ns = self.disturbed.lost_rank, to_ns(since_s + _TIMEOUT_S)
         if lost is not None:
-            at_ns = max(_ns(since_s), self._last_ns(lost[0])) + _NOTICED_NS
-        call, waited_s = f"{stuck.op} of {stuck.payload_bytes} bytes on {stuck.axis}", (at_ns - _ns(since_s)) / 1e9
+            at_ns = max(to_ns(since_s), self._last_ns(lost[0])) + _NOTICED_NS
+        call, waited_s = f"{stuck.op} of {stuck.payload_bytes} bytes on {stuck.axis}", (at_ns - to_ns(since_s)) / 1e9
         facts = ErrorFacts(
             cause="closed" if lost else "timed_out",
             op=stuck.op,
@@ -140,92 +127,42 @@ class _Writer:
         how = "lost its connection" if lost else "timed out"
         return {
             "type": "CommError", "message": f"simulated: {call} {how} after {waited_s:.1f} s", "hint": None,
-            "facts": facts.as_json(), "unix_ns": self.unix_ns + at_ns,
+            "facts": facts.as_json(), "unix_ns": self.about.unix_ns + at_ns,
         }  # fmt: skip
 
     # ---- the whole run -----------------------------------------------------------------------------------------------
-
-    @property
-    def _device(self) -> str:
-        return f"simulated {self.run.cluster.gpu.name}"
-
-    @property
-    def _mesh(self) -> dict[str, int]:
-        layout = self.layout
-        return {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
-
-    def _utc(self, at_ns: int) -> str:
-        return dt.datetime.fromtimestamp((self.unix_ns + at_ns) / 1e9, dt.UTC).isoformat(timespec="seconds")
 
     def _completed(self, step_s: list[float]) -> int:
         return sum(map(math.isfinite, step_s))
 
     def _launcher(self, failures: dict[int, dict[str, Any]], has_failed: bool) -> None:
-        """Write what a launcher would have seen: the ranks of each node, and which failed; it ends the run."""
-        per_node = self.run.cluster.gpus_per_node
-        hosts = range(int(self.places.nodes_PDI.max()) + 1)
-        nodes = [{"node": node, "host": _host(node), "address": ""} for node in hosts]
-        about = {"pid": _NO_PID, "nodes": nodes, "ranks_per_node": per_node, "program": self.command, "restarts": 0}
-        lines = [self._told("launch", _START_NS, **about)]
-        for node in hosts:
-            ranks = [int(rank) for rank in self.places.ranks_PDI[self.places.nodes_PDI == node]]
-            world = {"ranks": ranks, "pids": [_NO_PID + 1 + rank for rank in ranks], "world_size": self.layout.num_gpus}
-            about = {"attempt": 0, "node": node, "node_rank": node, "master_addr": _host(0), "master_port": 0}
-            lines.append(self._told("world", _START_NS, **about, **world))
+        """Write what a launcher would have seen: which ranks failed; it ends the run."""
         lost, cut = self.disturbed.lost_rank, self.disturbed.cut_node
-        if has_failed and lost is not None:
-            lines.append(self._exit(lost[0], -9, None))
+        exits = [self._exit(lost[0], -9, None)] if has_failed and lost is not None else []
         for rank, error in failures.items():
-            if lost is None and not (
-                cut is not None and rank // per_node == cut[0]
-            ):  # a node that is cut cannot report
-                lines.append(self._exit(rank, 1, error))
-        lines.append(self._told("end", self.end_ns, code=1 if has_failed else 0))
-        write_atomic(self.folder.launcher_events, "".join(json.dumps(line) + "\n" for line in lines))
-
-    def _told(self, event: str, at_ns: int, **fields: Any) -> dict[str, Any]:
-        return {"event": event, "unix_ns": self.unix_ns + at_ns, **dict.fromkeys(LAUNCHER_FIELDS[event]), **fields}
+            is_cut = cut is not None and rank // self.run.cluster.gpus_per_node == cut[0]  # it cannot report
+            if lost is None and not is_cut:
+                exits.append(self._exit(rank, 1, error))
+        self.about.write_launcher(1 if has_failed else 0, exits)
 
     def _exit(self, rank: int, code: int, error: dict[str, Any] | None) -> dict[str, Any]:
         """Return a rank's exit; a lost one's is when its last event ended."""
         node = rank // self.run.cluster.gpus_per_node
-        at_ns = error["unix_ns"] - self.unix_ns if error is not None else self._last_ns(rank)
-        about = {"attempt": 0, "rank": rank, "node": node, "node_rank": node, "pid": _NO_PID + 1 + rank, "left": []}
-        return self._told("exit", at_ns, code=code, error=error, **about)
+        at_ns = error["unix_ns"] - self.about.unix_ns if error is not None else self._last_ns(rank)
+        about = {"attempt": 0, "rank": rank, "node": node, "node_rank": node, "pid": pid_of(rank), "left": []}
+        return self.about.told("exit", at_ns, code=code, error=error, **about)
 
     def _last_ns(self, rank: int) -> int:
         stage, replica = divmod(rank // (self.layout.tp * self.layout.cp), self.layout.dp)
         ends = (record.end for record in self.trace.stages[stage] if isinstance(record, Span))
-        return max((_ns(float(end[replica])) for end in ends if math.isfinite(end[replica])), default=_START_NS)
-
-    def _run_json(self, num_steps: int) -> None:
-        layout, started = self.layout, self._utc(_START_NS)
-        segment = {
-            "world_size": layout.num_gpus, "mesh": self._mesh, "num_nodes": int(self.places.nodes_PDI.max()) + 1,
-            "device": self._device, "threads": 1, "from_step": 0, "host": _host(0), "started": started,
-        }  # fmt: skip
-        content = {
-            "format": FORMAT, "name": self.folder.path.name, "created": started, "argv": self.command,
-            "config": {
-                SIMULATED_LAYOUT: {name: value for name, value in asdict(layout).items() if name != "traits"},
-                "train": {"steps": num_steps, "grad_accum": layout.num_micro},
-            },
-            "num_parameters": self.run.model.num_parameters(), "data": None, "segments": [segment], "simulated": True,
-            "versions": {"python": platform.python_version()},
-        }  # fmt: skip
-        write_json(self.folder.run_json, content)
+        return max((to_ns(float(end[replica])) for end in ends if math.isfinite(end[replica])), default=START_NS)
 
     def _record(self, step_s: list[float], failures: dict[int, dict[str, Any]], has_failed: bool) -> None:
         completed = self._completed(step_s)
         error = self._first_error(failures, completed + 1) if has_failed else None
         wall_s = math.fsum(step_s[:completed])
         tokens = completed * self.layout.global_batch * self.layout.seq_len
-        content = {
-            "format": FORMAT, "status": "failed" if has_failed else "completed", "step": completed, "error": error,
-            "ended": self._utc(self.end_ns), "starts": 1, "tokens": tokens, "wall_s": wall_s,
-            "tokens_per_s": tokens / wall_s if wall_s else None,
-        }  # fmt: skip
-        write_json(self.folder.record_json, content)
+        self.about.write_record(step=completed, tokens=tokens, wall_s=wall_s, failed=has_failed, error=error)
 
     def _first_error(self, failures: dict[int, dict[str, Any]], step: int) -> dict[str, Any]:
         """Return the cause of the failure: the lost rank, else the first rank whose collective timed out."""
@@ -257,9 +194,9 @@ class _RankTimeline:
                 if isinstance(record, Span) and math.isfinite(start) and self.open is None:
                     self.open = record
                 continue
-            event = {"event": "span", "step": record.step, "phase": record.phase, "start_ns": _ns(start)}
+            event = {"event": "span", "step": record.step, "phase": record.phase, "start_ns": to_ns(start)}
             if isinstance(record, Span):
-                found.append({**event, "micro": record.micro, "end_ns": _ns(end) - 1})
+                found.append({**event, "micro": record.micro, "end_ns": to_ns(end) - 1})
             else:
                 found.append(self._collective(record, start, end))
         self._number(found)
@@ -267,10 +204,10 @@ class _RankTimeline:
 
     def _collective(self, call: Call, start: float, end: float) -> dict[str, Any]:
         wait = self._at(call.wait)
-        wait_ns = min(round(wait * 1e9), _ns(end) - _ns(start)) if math.isfinite(wait) else 0
+        wait_ns = min(round(wait * 1e9), to_ns(end) - to_ns(start)) if math.isfinite(wait) else 0
         return {
-            "event": "collective", "step": call.step, "op": call.op, "axis": call.axis, "start_ns": _ns(start),
-            "payload_bytes": call.payload_bytes, "seq": 0, "end_ns": _ns(end), "wait_ns": wait_ns,
+            "event": "collective", "step": call.step, "op": call.op, "axis": call.axis, "start_ns": to_ns(start),
+            "payload_bytes": call.payload_bytes, "seq": 0, "end_ns": to_ns(end), "wait_ns": wait_ns,
         }  # fmt: skip
 
     def _number(self, found: list[dict[str, Any]]) -> None:
@@ -288,11 +225,3 @@ def _last_end(trace: Trace) -> float:
     """Return when the last phase or collective ended, of those that did."""
     ends = (record.end for records in trace.stages for record in records)
     return max((float(end[np.isfinite(end)].max(initial=0.0)) for end in ends), default=0.0)
-
-
-def _host(node: int) -> str:
-    return f"simulated-{node}"
-
-
-def _ns(seconds: float) -> int:
-    return _START_NS + round(seconds * 1e9)
