@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +10,10 @@ import pytest
 from seen import changed, evidence, failed, rank
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.known_errors.table.known import Level
-from frog.observe.diagnose.program import log_rules
+from frog.observe.diagnose.program import barrier_rules, log_rules
 from frog.observe.diagnose.program.code_blocks import source_of
-from frog.observe.diagnose.program.evidence import RankEvidence, SeenError
+from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 MISSED = "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms\n Original exception: \nTimed out waiting 4000ms"
@@ -105,16 +105,21 @@ def load(path):
 """
 
 
-@pytest.mark.parametrize(("line", "fault"), [(6, "busy"), (7, "raise")], ids=["in the handler", "after it"])
-def test_error_raised_in_the_handler_of_a_collective_is_that_of_the_awaited_rank(
-    script: Path, line: int, fault: str
-) -> None:
+def gives_up(script: Path, line: int) -> Evidence:
+    """Rank 0 raised an exception of its own in a line of GIVES_UP, rank 1 still computes."""
     script.write_text(GIVES_UP)
     source_of.cache_clear()
     frames = lines(script, (line, "load"))
     error = SeenError("ValueError", "others did not load", frames[0], frames, source="error.json")
     gone = rank(1, state="running", cpu_busy=True, line=lines(script, (2, "load"))[0])
-    found = diagnose_program(evidence(rank(0, state="failed", exit_code=1, error=error), gone, hung=False))
+    return evidence(rank(0, state="failed", exit_code=1, error=error), gone, hung=False)
+
+
+@pytest.mark.parametrize(("line", "fault"), [(6, "busy"), (7, "raise")], ids=["in the handler", "after it"])
+def test_error_raised_in_the_handler_of_a_collective_is_that_of_the_awaited_rank(
+    script: Path, line: int, fault: str
+) -> None:
+    found = diagnose_program(gives_up(script, line))
     assert (found.fault, found.rank) == (fault, 1 if fault == "busy" else 0)
     assert found.finding.startswith("rank 0 waits at train.py:4 (load), whose error led it") is (fault == "busy")
     assert found.finding.endswith("rank 1 computed at train.py:2 (load)") is (fault == "busy")
@@ -122,8 +127,13 @@ def test_error_raised_in_the_handler_of_a_collective_is_that_of_the_awaited_rank
 
 
 @pytest.mark.parametrize(("exception", "first"), [("ValueError", False), ("KeyError", True)])
-def test_log_with_the_error_of_ranks_that_gave_up_does_not_come_first(exception: str, first: bool) -> None:
-    finding = "rank 0 waits at train.py:4, whose error led it to raise ValueError at train.py:6; rank 1 computed"
+def test_log_with_the_error_of_ranks_that_gave_up_does_not_come_first(
+    script: Path, exception: str, first: bool
+) -> None:
+    seen = gives_up(script, 6)
     cause = SimpleNamespace(level=Level.CAUSE, exception=exception, rank=None)
-    gave_up = Diagnosis("busy", finding, rank=1, certain=False)
-    assert log_rules._comes_first(evidence(rank(0), rank(1)), gave_up, cause) is first  # type: ignore[arg-type]
+    found = barrier_rules.gave_up(seen)
+    assert found is not None
+    assert log_rules._comes_first(seen, found, cause) is first  # type: ignore[arg-type]
+    other = replace(found, peer_line="train.py:2 (load)")
+    assert log_rules._comes_first(seen, other, cause)  # type: ignore[arg-type]

@@ -65,8 +65,7 @@ _COLLECTIVE = re.compile(r"barrier|all_reduce|all_gather|broadcast|reduce_scatte
 
 def gave_up(evidence: Evidence) -> Diagnosis | None:
     """Explain an exception that ranks raised in the handler of a collective's error, by what the others did instead."""
-    raised = {number: error for number, rank in evidence.ranks.items() if (error := own_error(rank)) is not None}
-    waited = {number: line for number, error in raised.items() if (line := _failed_before(error)) is not None}
+    raised, waited = _raised_and_waited(evidence)
     there = [rank for number, rank in evidence.ranks.items() if number not in raised and rank.error is None]
     missing = [rank for rank in there if rank.line is not None and not _has_ended(rank) and not rank.stopped]
     if not missing or not waited or len(waited) < len(raised) or len(waited) < len(missing):
@@ -88,6 +87,21 @@ def gave_up(evidence: Evidence) -> Diagnosis | None:
         advice="find out what it did instead; if it only needs longer, raise the timeout of the collective\n"
         "the error of the handler hides that of the collective: raise it `from error`",
     )
+
+
+def raised_instead(evidence: Evidence, diagnosis: Diagnosis) -> str | None:
+    """Return the exception that ranks raised when they gave up the wait of a diagnosis; None if they raised none."""
+    raised, waited = _raised_and_waited(evidence)
+    stayed = min(waited, default=None)
+    if stayed is None or place(waited[stayed]) != diagnosis.peer_line:
+        return None
+    return raised[stayed].short_type
+
+
+def _raised_and_waited(evidence: Evidence) -> tuple[dict[int, SeenError], dict[int, CodeLine]]:
+    """Return the ranks' own exceptions, and for those raised in the handler of a collective's error that collective."""
+    raised = {number: error for number, rank in evidence.ranks.items() if (error := own_error(rank)) is not None}
+    return raised, {number: line for number, error in raised.items() if (line := _failed_before(error)) is not None}
 
 
 def _failed_before(error: SeenError) -> CodeLine | None:

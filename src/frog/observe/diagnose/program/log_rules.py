@@ -13,6 +13,7 @@ from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.known_errors.explain import Explanation, Finding
 from frog.observe.diagnose.known_errors.log_answer import log_answer
 from frog.observe.diagnose.known_errors.table.known import Level
+from frog.observe.diagnose.program.barrier_rules import raised_instead
 from frog.observe.diagnose.program.evidence import Evidence
 
 _SAYS_LITTLE = ("unknown", "exit", "usage")
@@ -86,7 +87,7 @@ def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bo
         return False
     log = evidence.explanation
     if evidence.has_records:
-        if cause.exception is not None and f"led them to raise {cause.exception}" in _plural(diagnosis.finding):
+        if cause.exception is not None and raised_instead(evidence, diagnosis) == cause.exception:
             return False  # the rules name it, and what led to it
         if diagnosis.fault in _OF_CALLS and (cause.exception is None or _is_survived(evidence, cause)):
             return False
@@ -94,10 +95,6 @@ def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bo
     if diagnosis.fault == "gone" and log is not None and log.details and len(evidence.ranks) * 2 <= len(evidence.world):
         return True  # most ranks have no line in this text, which says nothing about them
     return cause.level is Level.CAUSE or diagnosis.fault not in (*_OF_WAITS, *_OF_ENDS)
-
-
-def _plural(finding: str) -> str:
-    return finding.replace("led it to raise", "led them to raise")
 
 
 def _is_survived(evidence: Evidence, cause: Finding) -> bool:
