@@ -106,7 +106,7 @@ def main() -> None:
             if not any(word in name for word in args.only) or args.set not in (None, expected["set"]):
                 continue
             sources = {"program": (FOLDER / f"{name}.py").read_text()}
-            sources |= {beside: (FOLDER / f"{beside}.py").read_text() for beside in expected.get("beside", ())}
+            sources |= {module: (FOLDER / f"{module}.py").read_text() for module in expected.get("modules", ())}
             if not args.judge:
                 run(sources, expected["nproc"], root / name, args.timeout)
             verdict = judge(sources, expected, diagnose_folder(root / name / "runs" / "program"))

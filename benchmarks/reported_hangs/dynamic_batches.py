@@ -1,4 +1,4 @@
-# facebookresearch/vggt#285: the number of images in a batch is drawn anew each time, so that the ranks need different
+# facebookresearch/vggt#285: the number of images is drawn again for each batch, so that the ranks need different
 # numbers of batches for their shares of the samples.
 import torch
 import torch.distributed as dist

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from harness import LIMIT_S
 
 from frog.core.errors import RunError
 from frog.core.schema import Typed, convert, decode, parse_toml, read_bounded, read_typed, write_typed
@@ -178,5 +179,5 @@ for number in range(100):
 
 
 def test_two_threads_are_the_first_to_decode_a_type() -> None:
-    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, "")

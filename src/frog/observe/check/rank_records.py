@@ -212,7 +212,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     elements: int = 0
     ranks: list[Rank] | None = None
     after_backward: bool = False
-    """True between a backward pass and the step, outside of modules: what is reduced there is no activation."""
+    """True between a backward pass and the step, outside of modules: what is reduced there is not an activation."""
     bits: int | None = None
     entered: int | None = None
     """The bits with which the rank called it."""

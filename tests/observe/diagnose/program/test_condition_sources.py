@@ -16,11 +16,11 @@ MARK = "  # here"
 MAY = ", which may differ between ranks"
 
 
-def words_of(folder: Path, program: str, **beside: str) -> str:
-    """Return the words on the innermost block around the marked line. beside: other files, by name."""
+def words_of(folder: Path, program: str, **modules: str) -> str:
+    """Return the words on the innermost block around the marked line. modules: other files, by name."""
     script = folder / "train.py"
     script.write_text(program)
-    for name, text in beside.items():
+    for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
     for cache in (code_blocks.source_of, ProgramFile.of, importers):
         cache.cache_clear()

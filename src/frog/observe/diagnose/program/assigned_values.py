@@ -1,8 +1,8 @@
 """What a name in a program may stand for: by the assignments, parameters and functions of the program's own files.
 
 A name that a file imports is followed into the file next to it, and a parameter to the calls in files that import its
-function. Files of installed packages are not read. A tensor that a collective has made equal on all ranks has no value
-of its own.
+function. Files of installed packages are not read. A tensor that a collective has made equal on all ranks is
+not followed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rules about a collective that some ranks never called report: who waits, and where the others were."""
+"""Parts of the reports on a collective that some ranks never called: the ranks that wait, and where the others were."""
 
 from __future__ import annotations
 
