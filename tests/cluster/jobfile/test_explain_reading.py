@@ -165,6 +165,12 @@ def test_explain_follows_the_order_of_execution(text: str, lines: list[int]) -> 
     assert [command.line for command in parse(text).commands if "srun" in command.text] == lines
 
 
+def test_a_correction_shows_tabs_as_blanks_and_control_characters_as_codes(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text("#!/bin/bash\n#SBATCH --nodes=2\n--ntasks\t4\x01\ntrain\n")
+    assert "  write: #SBATCH --ntasks 4\\x01" in format_findings(explain_file(path))
+
+
 PIECES = [
     *(b"#!/bin/bash\n", b"#SBATCH --nodes=2\n", b"srun bash -c '", b"$(", b"${", b"((", b"<<EOF\n", b"EOF\n"),
     *(b"\xff", b"f() { f; f; }\nf\n", b"while true; do", b"{{ x }}", b"`", b'"', b"'", b"\\\n", b"A+=("),

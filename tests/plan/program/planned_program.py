@@ -109,7 +109,7 @@ for step in range(100):
     optimizer.step()
     optimizer.zero_grad()
     end.record()
-    print(f"step {step}: loss {loss.item():.3f} on {ids.device}, {ids.is_cuda}, {total.device}")
+    print(f"step {step}: loss {loss.item():.3f} on {ids.device}, {ids.is_cuda}, {total.device}, {np.random.rand():.3f}")
     assert kept.shape[0] == (ids > 7).sum().item() == len(ids.cpu()[ids.cpu() > 7])
     assert ids.cpu()[0].tolist() == [7] * LENGTH
     now = time.perf_counter()

@@ -247,6 +247,7 @@ def _indented(text: str, first: str) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Remove control sequences from a text and shorten it."""
-    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text.removesuffix("\r"))
+    """Remove control sequences from a text, write tabs as blanks, and shorten it."""
+    text = text.removesuffix("\r").replace("\t", " ")
+    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
     return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 3] + "..."

@@ -11,10 +11,12 @@ import copy
 import json
 import os
 import pickle
+import random
 import runpy
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,7 @@ def main() -> None:
     facts.num_sms = request["num_sms"]
     recorder = Recorder()
     office = PostOffice(Path(request["folder"]), request["rank"], recorder)
+    _seed(office.rank)
     cluster = pickle.loads((office.folder / "cluster").read_bytes())
     run = Run(recorder, VirtualClock(recorder, cluster, world_size, office.rank), request["steps"])
     error = None
@@ -152,6 +155,16 @@ def main() -> None:
     sys.stdout.flush()
     office.end()
     os._exit(0)
+
+
+def _seed(rank: int) -> None:
+    """Seed what a program without a seed of its own draws from, so that its plan is the same each time."""
+    random.seed(rank)
+    torch.manual_seed(rank)
+    with suppress(ImportError):
+        import numpy
+
+        numpy.random.seed(rank)
 
 
 def _place(problem: BaseException) -> str:
