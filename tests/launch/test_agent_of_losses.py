@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -228,8 +230,26 @@ def test_ranks_that_survive_losses_do_not_wait_for_other_nodes_at_the_end(
     monkeypatch.setattr(LocalElasticAgent, "_exit_barrier", lambda *_: waited.append(True))
     if survives:
         (tmp_path / SURVIVES).touch()
-    plain_agent(None)._exit_barrier()
+    node_1 = plain_agent(None)
+    node_1._store, node_1._worker_group = HashStore(), SimpleNamespace(group_rank=1, group_world_size=2)
+    node_1._exit_barrier()
     assert waited == ([] if survives else [True])
+    assert node_1._store.check(["left_1"]) == (not survives)
+
+
+def test_node_with_the_store_leaves_torchs_exit_barrier_last() -> None:
+    calls: list[tuple[str, ...]] = []
+    store: Any = SimpleNamespace(
+        set=lambda key, _: calls.append(("set", key)), wait=lambda keys, _: calls.append(("wait", *keys))
+    )
+    for node in range(3):
+        torchrun.leave_before_node_0(store, node, 3)
+    assert calls == [("wait", "left_1", "left_2"), ("set", "left_1"), ("set", "left_2")]
+
+
+def test_node_with_the_store_does_not_wait_long_for_a_node_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "_LONGEST_TO_LEAVE", timedelta(milliseconds=1))
+    torchrun.leave_before_node_0(HashStore(), 0, 2)
 
 
 @pytest.mark.parametrize(

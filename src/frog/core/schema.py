@@ -224,7 +224,7 @@ def decode(
         raise error(f"{origin}: found more than {_MOST_VALUES} values, expected fewer", hint)
     try:
         if _has_format(kind):
-            _check_format(msgspec.json.decode(text, type=_Versioned).format, kind, origin, error)
+            _check_format(msgspec.json.decode(text, type=inspected(_Versioned)).format, kind, origin, error)
         value = msgspec.json.decode(text, type=inspected(kind))
         if text.count(b"[") + text.count(b"{") > _MOST_DEPTH:
             check_depth(value)
@@ -251,7 +251,7 @@ def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, err
     """
     try:
         if _has_format(kind):
-            _check_format(msgspec.convert(value, _Versioned).format, kind, origin, error)
+            _check_format(msgspec.convert(value, inspected(_Versioned)).format, kind, origin, error)
         check_depth(value)
         return msgspec.convert(value, inspected(kind))
     except msgspec.ValidationError as problem:

@@ -22,11 +22,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import DistError
+from torch.distributed import DistError, Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -66,6 +67,7 @@ from frog.launch.torchrun.forkserver import start_fork_server
 
 _JOIN = "frog.train.elastic.join"
 """Program of a rank that joins an active run."""
+_LONGEST_TO_LEAVE = timedelta(seconds=10)
 _WAIT_S, _POLL_S = 5.0, 0.05
 """Longest wait for the observers of a failed program. They look for requests twice a second, and answer in a tenth of
 one."""
@@ -142,6 +144,8 @@ class _ReportingAgent(LocalElasticAgent):
         """Wait for the other nodes, unless some may be lost."""
         if not survives_losses():
             super()._exit_barrier()  # type: ignore[no-untyped-call]
+            group = self._worker_group
+            leave_before_node_0(self._store, group.group_rank or 0, group.group_world_size or 1)
 
     def _report_losses(self, worker_group: WorkerGroup) -> bool:
         """Report and stop watching ranks that failed while others continue or have completed; replace them.
@@ -219,6 +223,18 @@ class _ReportingAgent(LocalElasticAgent):
         line = {"event": event, "unix_ns": unix_ns or time.time_ns(), "attempt": self._attempt, **fields}
         with open(self.reports, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def leave_before_node_0(store: Store, node: int, num_nodes: int) -> None:
+    """Let node 0 wait until all others have left torch's exit barrier.
+
+    With the static rendezvous its agent has the store, and the barrier fails on nodes that read from it when it ends.
+    """
+    with contextlib.suppress(DistError):  # a node was ended, or the store is gone
+        if node:
+            store.set(f"left_{node}", "")
+        elif num_nodes > 1:
+            store.wait([f"left_{other}" for other in range(1, num_nodes)], _LONGEST_TO_LEAVE)
 
 
 def ask_others(folder: Path, attempt: int, running: Callable[[], set[int]]) -> None:
