@@ -251,6 +251,8 @@ class Stacks(Typed, frozen=True, kw_only=True):
     """The message for which the main thread waits in `send` or `recv`."""
     joining: Joining | None = None
     """The group that the main thread joins."""
+    root: Rank | None = None
+    """The source or destination that the main thread names for the broadcast, reduce, gather or scatter it waits in."""
     handled: EarlierError | None = None
     """The exception that the main thread handles: in an `except`, in a `finally`, or at the end of a `with`."""
     threads: list[ThreadStack] = msgspec.field(default_factory=list)
@@ -290,6 +292,8 @@ class ProgramError(Typed, frozen=True, kw_only=True):
     """The message for which it waited in `send` or `recv` until the error."""
     joining: Joining | None = None
     """The group that it was joining."""
+    root: Rank | None = None
+    """The source or destination that it named for the broadcast, reduce, gather or scatter that failed."""
     earlier: list[EarlierError] = msgspec.field(default_factory=list)
     handled: EarlierError | None = None
     """The exception that the main thread was handling when this one was raised."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import DistError, Store
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -225,7 +225,7 @@ class _ReportingAgent(LocalElasticAgent):
             file.write(json.dumps(line) + "\n")
 
 
-def leave_before_node_0(store: Store, node: int, num_nodes: int) -> None:
+def leave_before_node_0(store: Any, node: int, num_nodes: int) -> None:
     """Let node 0 wait until all others have left torch's exit barrier.
 
     With the static rendezvous its agent has the store, and the barrier fails on nodes that read from it when it ends.

@@ -167,6 +167,42 @@ def test_roots_that_are_equal_or_unknown_leave_the_network_as_the_cause(
     assert inside(tmp_path, *lines, **fields).fault == "network"  # type: ignore[arg-type]
 
 
+def test_roots_that_the_ranks_named_are_proof(tmp_path: Path) -> None:
+    found = named(tmp_path, {0: 1, 1: 1, 2: 0})
+    assert (found.fault, found.rank, found.certain, found.line) == ("root", 2, True, "train.py:1")
+    assert "ranks 0 and 1 name rank 1 and rank 2 names rank 0 as its root (src or dst)" in found.finding
+
+
+def test_equal_roots_that_the_ranks_named_outweigh_what_the_source_may_mean(tmp_path: Path) -> None:
+    assert named(tmp_path, {0: 0, 1: 0, 2: 0}).fault == "network"
+
+
+@pytest.mark.parametrize(("host", "fault"), [("a", "root"), ("b", "network")])
+def test_root_that_completed_the_call_and_sent_nothing_probably_named_another(
+    tmp_path: Path, host: str, fault: str
+) -> None:
+    """Unless it has another host: a network may have lost what it sent."""
+    found = named(tmp_path, {1: 2}, host=host)
+    assert (found.fault, found.certain) == (fault, False)
+    assert found.rank == (2 if fault == "root" else 1)
+
+
+def named(folder: Path, roots: dict[int, int], host: str = "a") -> Diagnosis:
+    """Diagnose three ranks at one line; those with a root wait in a broadcast, the others in the one after it."""
+    script = folder / "train.py"
+    script.write_text("dist.broadcast(x, src=owner(rank))\n")
+    ranks: list[RankEvidence] = []
+    for number in range(3):
+        calls = [("broadcast", 64, 1)] if number in roots else [("broadcast", 64, 1), ("all_reduce", 64, 1)]
+        place_of = "a" if number < 2 else host
+        one = rank(number, ("all_reduce", 8, 1), *calls, pending=1, host=place_of, state="running")
+        place = CodeLine(file=str(script), line=1, function="<module>")
+        one.calls = [changed(call, line=place, callers=(place,)) for call in one.calls]
+        one.root = roots.get(number)
+        ranks.append(one)
+    return diagnose_program(evidence(*ranks))
+
+
 def test_source_that_nests_deeply_names_no_root_and_no_cut(tmp_path: Path) -> None:
     terms = " + ".join(["rank"] * 980)
     assert inside(tmp_path, f"dist.broadcast(x, src={terms})").fault in ("network", "root")

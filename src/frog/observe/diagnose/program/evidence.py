@@ -158,6 +158,8 @@ class RankEvidence:
     """The message between two ranks for which it waits, or waited until its error."""
     joining: Joining | None = None
     """The group that it joins, or was joining until its error."""
+    root: int | None = None
+    """The source or destination that it named for the collective in which it waits, or waited until its error."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The members of its groups, by torch's name for them."""
     messages: Messages | None = None

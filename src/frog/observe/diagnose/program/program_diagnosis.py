@@ -40,6 +40,7 @@ from frog.observe.diagnose.program.mismatch_rules import mismatched, passed
 from frog.observe.diagnose.program.peer_errors import in_collective, is_victim
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, led_by_error, report_ranks
 from frog.observe.diagnose.program.reported_rules import differing_numbers, reported
+from frog.observe.diagnose.program.root_rules import other_root
 from frog.observe.diagnose.program.run_folder_evidence import attempts_of
 from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
 from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without, none_inside
@@ -220,6 +221,7 @@ RULES: tuple[Rule, ...] = (
     creates_alone,
     missed_barrier,
     transfer,
+    other_root,
     waited,
     joined_without,
     none_inside,

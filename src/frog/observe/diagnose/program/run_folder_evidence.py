@@ -91,7 +91,8 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
     if observed.error is not None:
         error = _error(observed.error, f"{folder}/error.json")
         if observed.error.thread in ("", "MainThread") or rank.state == "failed":
-            rank.error, rank.transfer, rank.joining = error, observed.error.transfer, observed.error.joining
+            rank.error, rank.root = error, observed.error.root
+            rank.transfer, rank.joining = observed.error.transfer, observed.error.joining
             if lost_peers(error):
                 rank.handled = _handled(observed.error.handled)
         else:
@@ -102,6 +103,7 @@ def _add_observed(rank: RankEvidence, observed: Observed, run: Path, known: dict
         rank.stack = list(reversed(main.frames)) if main is not None else []
         rank.transfer = rank.transfer or observed.stacks.transfer
         rank.joining = rank.joining or observed.stacks.joining
+        rank.root = observed.stacks.root if rank.root is None else rank.root
         rank.handled = rank.handled or _handled(observed.stacks.handled)
         rank.add_source(f"{folder}/stacks.json")
     rank.workers = observed.workers

@@ -15,7 +15,7 @@ from frog.observe.diagnose.program.loop_end_rules import finished_rank
 from frog.observe.diagnose.program.outside_rules import blocked_rank, busy_rank, lock_holder, stopped_rank
 from frog.observe.diagnose.program.peer_errors import saw_a_peer_end, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
-from frog.observe.diagnose.program.root_arguments import differing_roots
+from frog.observe.diagnose.program.root_rules import ADVICE, differing_roots
 from frog.observe.diagnose.program.wait_reports import base_of_wait, branch_around, is_finished, user_stack, who_waits
 
 
@@ -205,16 +205,15 @@ def all_inside(evidence: Evidence) -> Diagnosis | None:
             advice=f"an earlier kernel blocks the stream of {span(late)}: look at what it enqueued before, on "
             "all streams",
         )
-    roots = differing_roots(same) if _is_local(evidence, same) else ""
+    is_known = all(evidence.ranks[number].root is not None for number in same)
+    roots = differing_roots(same) if _is_local(evidence, same) and not is_known else ""
     if roots:
         return base.with_more(
             fault="root",
             rank=min(same),
             finding=f"all ranks called {describe_call(evidence, first)}, with equal sizes, and it never completed: "
             f"{roots}",
-            advice="all ranks of a group must name the same rank as src or dst: decide on one rank and broadcast the "
-            "decision from a fixed one, or compute it from values that are equal on all ranks\n"
-            "if it is the same everywhere, look at the network between the hosts",
+            advice=f"{ADVICE}\nif it is the same everywhere, look at the network between the hosts",
         )
     return base.with_more(
         finding=f"all ranks called {describe_call(evidence, first)}, with equal sizes, and it never completed: the "

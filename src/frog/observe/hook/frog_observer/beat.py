@@ -25,7 +25,7 @@ from .causes import Causes, Memory
 from .crashes import Crashes, Errors, handled_by
 from .place import Owner, Place
 from .recorder import Recorder, torch_version
-from .unrecorded_calls import Messages, NoSync, joining_of, transfer_of
+from .unrecorded_calls import Messages, NoSync, joining_of, root_of, transfer_of
 from .workers import Workers
 
 BEAT_S = 0.5
@@ -187,7 +187,8 @@ class Beats:
     def _write_stacks(self, reason: str, with_code: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns(), "reason": reason}
         main = frames.stack_of(sys._current_frames().get(self._main))
-        asked = {"transfer": transfer_of(main), "joining": joining_of(main), "handled": handled_by(self._main)}
+        asked = {"transfer": transfer_of(main), "joining": joining_of(main), "root": root_of(main)}
+        asked["handled"] = handled_by(self._main)
         stacks = frames.all_stacks(self._main, with_code)
         rank_files.write_json(self.place.folder, "stacks.json", {**head, **asked, "threads": stacks})
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import frames, rank_files
 from .place import Place
-from .unrecorded_calls import joining_of, transfer_of
+from .unrecorded_calls import joining_of, root_of, transfer_of
 
 _MOST_MESSAGE, _MOST_TRACEBACK, _MOST_EARLIER = 4096, 16384, 4
 
@@ -85,6 +85,7 @@ class Errors:
             "frames": places,
             "transfer": transfer_of(stack),
             "joining": joining_of(stack),
+            "root": root_of(stack),
             "earlier": self._earlier,
             "handled": handled(error.__context__),
         }

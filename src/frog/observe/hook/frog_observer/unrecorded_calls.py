@@ -1,4 +1,4 @@
-"""Calls that torch's recorder does not have: messages between two ranks, and DDP's `no_sync`."""
+"""What torch's recorder does not have: messages between two ranks, the roots of collectives, and DDP's `no_sync`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import FrameType
 from typing import Any
 
@@ -123,7 +123,7 @@ def transfer_of(stack: list[FrameType]) -> dict[str, Any] | None:
 
     Reads the variables of torch's own function, but only when evidence is asked for.
     """
-    frame = next((each for each in stack if _is_transfer(each)), None)
+    frame = _call_among(_PEERS, stack)
     if frame is None:
         return None
     try:
@@ -132,8 +132,25 @@ def transfer_of(stack: list[FrameType]) -> dict[str, Any] | None:
         return None
 
 
-def _is_transfer(frame: FrameType) -> bool:
-    return frame.f_code.co_name in _PEERS and frame.f_code.co_filename.endswith("distributed_c10d.py")
+_ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"}
+
+
+def root_of(stack: list[FrameType]) -> int | None:
+    """Return the source or destination, a rank of the world, of the collective for which a thread waits in its call.
+
+    None if it waits in none that has one. stack: innermost first. Lists of objects are sent by these functions too.
+    """
+    frame = _call_among(_ROOTS, stack)
+    try:
+        return None if frame is None else _peer(frame.f_locals, _ROOTS[frame.f_code.co_name])
+    except Exception:  # another version of torch
+        return None
+
+
+def _call_among(names: Container[str], stack: list[FrameType]) -> FrameType | None:
+    """Return the innermost call of one of torch.distributed's functions. stack: innermost first."""
+    calls = (frame for frame in stack if frame.f_code.co_filename.endswith("distributed_c10d.py"))
+    return next((frame for frame in calls if frame.f_code.co_name in names), None)
 
 
 def _fields(op: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +183,7 @@ def joining_of(stack: list[FrameType]) -> dict[str, Any] | None:
 
     stack: innermost first. Reads the variables of torch's own function, but only when evidence is asked for.
     """
-    frame = next((each for each in stack if _is_join(each)), None)
+    frame = _call_among(_JOINS, stack)
     if frame is None:
         return None
     try:
@@ -189,10 +206,6 @@ def _name_of_new_group(stack: list[FrameType]) -> str | None:
         if frame.f_code.co_name == "_new_group_with_tag" and "group_name" in frame.f_locals:
             return str(frame.f_locals["group_name"])
     return None
-
-
-def _is_join(frame: FrameType) -> bool:
-    return frame.f_code.co_name in _JOINS and frame.f_code.co_filename.endswith("distributed_c10d.py")
 
 
 def _known(number: Any) -> int | None:
