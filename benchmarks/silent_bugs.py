@@ -28,6 +28,7 @@ PROGRAMS = Path(__file__).with_suffix("")
 sys.path.insert(0, str(PROGRAMS))
 
 import kept_and_rounded  # noqa: E402
+import kept_aside_ends  # noqa: E402
 import kept_aside_state  # noqa: E402
 import traincheck  # noqa: E402
 import ttrace  # noqa: E402
@@ -43,6 +44,7 @@ PAPERS = {
     "TTrace": ttrace.CASES,
     "Kept aside on 2026-11-30": kept_aside_state.CASES,
     "With their rules on 2026-11-30": kept_and_rounded.CASES,
+    "Before their rules on 2026-11-30": kept_aside_ends.CASES,
 }
 HEAD = f"{'bug':39s} {'rule':15s} {'first try':27s} {'now':27s} {'line':4s} {'twin':5s} paper"
 

@@ -159,12 +159,13 @@ class ColumnsAndRows(nn.Module):
 def main() -> None:
     """Run the named programs with and without their bugs."""
     import kept_and_rounded
+    import kept_aside_ends
     import kept_aside_state
     import ttrace
     from observe.check.planted_programs import recorded
     from traincheck import CASES
 
-    every = [*CASES, *ttrace.CASES, *kept_aside_state.CASES, *kept_and_rounded.CASES]
+    every = [*CASES, *ttrace.CASES, *kept_aside_state.CASES, *kept_and_rounded.CASES, *kept_aside_ends.CASES]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     if sys.argv[1] == "--alone":
