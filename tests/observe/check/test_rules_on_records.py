@@ -81,7 +81,19 @@ NO_STEP = "no optimizer of torch.optim took a step"
 ONE_RANK = "only one rank was recorded"
 
 
-OF_CALLS = ("epochs", "twice", "batches", "keys", "saved", "words", "restored", "resume-order", "evaluation")
+OF_CALLS = (
+    "epochs",
+    "twice",
+    "batches",
+    "keys",
+    "saved",
+    "words",
+    "restored",
+    "resume-order",
+    "evaluation",
+    "left-out",
+    "loaded",
+)
 """Rules on loaders, files, sums and evaluations, which need neither steps nor ranks."""
 
 
@@ -102,6 +114,7 @@ EVALUATES = forward(training=False, line=at(6))
 LOST = {"module": 0, "name": "head.weight", "made": at(4)}
 TWO = held({}, {})
 SECOND_WITHOUT = [moved(number, (1.0, number, number + 1), (None, 5, 5)) for number in (1, 2, 3)]
+TAKEN_AWAY = [backward(bits={"0": [7]}, brought={"0": {"0": [1.0]}}), backward(bits={"0": [None]})]
 LOW = held({"dtype": "bfloat16"})
 STILL = [moved(number, (1.0, 5, 5)) for number in (1, 2)]
 EMBEDDED = held({"names": ["in"], "owner": "Embedding"}, {"names": ["out"], "owner": "Linear", "made": at(4)})
@@ -153,6 +166,8 @@ def in_low(*parts: float, dtype: str = "bfloat16", **changes: Any) -> Lines:
         ("unused", [TWO, *SECOND_WITHOUT, moved(4, (1.0, 4, 5), (1.0, 5, 5))], None),
         ("unused", [held({}), *[moved(number, (None, 5, 5)) for number in (1, 2, 3)]],
          ("likely", 1, (0,), 7, "no parameter of the optimizer made at train.py:7")),
+        ("unused", [held({}), *[moved(number, (None, 5, 5), backwards=TAKEN_AWAY) for number in (1, 2, 3)]],
+         ("likely", 1, (0,), 8, "train.py:8 (main) brought some, pass 1 of 2 left them", "pass 2 took them")),
         ("changes", [W, step(1)], NO_RATE),
         ("changes", [W, *STILL], ("likely", 1, (0,), 7, "w0 does not change in 2 steps although it has a gradient")),
         ("changes", [W, *[moved(number, (1.0, 5, 5), lr=0.0) for number in (1, 2)]], NO_RATE),

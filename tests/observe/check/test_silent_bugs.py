@@ -21,6 +21,7 @@ CASES = [
     *silent_bugs.PAPERS["TrainCheck"],
     *silent_bugs.PAPERS["TTrace"],
     *silent_bugs.PAPERS["With their rules on 2026-11-30"],
+    *silent_bugs.PAPERS["Before their rules on 2026-11-30"],
 ]
 TOGETHER = [case for case in CASES if not case.hangs and not case.against_one]
 """Without those that run alone: the tests of `frog diagnose` and of `--against-one` hold these."""

@@ -14,7 +14,13 @@ import torch
 from torch import nn
 
 from frog.observe.check.rank_records import RankRecord, read_records
-from frog.observe.hook.frog_observer.checks import module_facts, program_objects, user_lines, watched_functions
+from frog.observe.hook.frog_observer.checks import (
+    module_facts,
+    program_objects,
+    user_lines,
+    watched_collectives,
+    watched_functions,
+)
 from frog.observe.hook.frog_observer.checks.step_recorder import StepRecorder
 from frog.observe.hook.frog_observer.place import Place
 
@@ -418,7 +424,7 @@ class Shared(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, lines: list[Any]) -> torch.Tensor:
-        lines.append(watched_functions._line_of_layer(sys._getframe()))
+        lines.append(watched_collectives._line_of_layer(sys._getframe()))
         return x
 
 

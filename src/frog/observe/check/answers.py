@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from frog.core.units import count
-from frog.observe.check import call_checks, data_checks, parameter_checks, replica_checks
+from frog.observe.check import (
+    call_checks,
+    checkpoint_checks,
+    data_checks,
+    epoch_checks,
+    metric_checks,
+    parameter_checks,
+    replica_checks,
+)
 from frog.observe.check.against_one import read_against
 from frog.observe.check.comparison import Comparison
 from frog.observe.check.rank_records import RankRecord, read_records
@@ -17,8 +25,11 @@ from frog.observe.check.rules_against_one import RULES_AGAINST_ONE, scope
 RULES: tuple[Rule, ...] = (
     *replica_checks.RULES,
     *data_checks.RULES,
+    *epoch_checks.RULES,
     *parameter_checks.RULES,
     *call_checks.RULES,
+    *metric_checks.RULES,
+    *checkpoint_checks.RULES,
 )
 _ORDER = {"certain": 0, "likely": 1, "possible": 2}
 

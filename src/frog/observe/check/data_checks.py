@@ -1,4 +1,4 @@
-"""Rules on samples: each rank has its own, each epoch its own order, and nothing is counted twice."""
+"""Rules on samples and random numbers: each rank, each worker and each draw has its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frog.observe.check.comparison import Comparison, NotObservable
 from frog.observe.check.rank_records import Batch, Forward, Loader, Place, RankRecord
 from frog.observe.check.rule import Broken, Rule
 
-_LEAST_BATCHES = 2
+LEAST_BATCHES = 2
 _LEAST_SAMPLES = 8
 """Samples of which all come twice, or are on two ranks, that are no chance."""
 _MOST_OF = 0.8
@@ -45,7 +45,7 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
         mine, theirs = _training_rows(case.records[one]), _training_rows(case.records[other])
         common = sorted(set(mine) & set(theirs))
         informative = [key for key in common if len(set(mine[key])) > 1 or len(mine[key]) == 1]
-        if len(informative) < _LEAST_BATCHES:
+        if len(informative) < LEAST_BATCHES:
             continue
         is_data = False if case.share_layers(one, other) else case.in_data_group(one, other)
         seen = seen or is_data is not None
@@ -161,7 +161,7 @@ def _held_out_by_one_rank(case: Comparison) -> Broken | None:
         apart = not any(ours & held for ours, held in zip(trained, held_out, strict=True))
         if not apart or len(common) < _LEAST_HELD_OUT or not case.in_data_group(one, other):
             continue
-        train = _training_loaders(mine)
+        train = training_loaders(mine)
         evaluated = next((each for each in mine.loaders if each.loader not in train), None)
         return Broken(
             f"of ranks {one} and {other}, one evaluates on {len(common)} samples that the other trains on, although "
@@ -179,7 +179,7 @@ def _held_out_by_one_rank(case: Comparison) -> Broken | None:
 
 def _trained_and_held_out(record: RankRecord) -> tuple[set[int], set[int]]:
     """Return the samples of the DataLoaders that train, and those that others gave to an evaluation."""
-    train = _training_loaders(record)
+    train = training_loaders(record)
     trained: set[int] = set()
     held_out: set[int] = set()
     for batch in record.batches if train else []:
@@ -201,12 +201,12 @@ def _is_evaluated(record: RankRecord, batch: Batch) -> bool:
 def _first_epoch(record: RankRecord) -> Loader | None:
     """Return the first iteration of a DataLoader with a DistributedSampler that trains."""
     loaders = (each for each in record.loaders if each.distributed and not each.split_again)
-    return next((each for each in loaders if _trains_in(record, each)), None)
+    return next((each for each in loaders if trains_in(record, each)), None)
 
 
 def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
     """Return the samples of each batch: of DataLoaders if there are any, else of the outermost forwards."""
-    evaluated = _evaluation_loaders(record)
+    evaluated = evaluation_loaders(record)
     loaded = {
         (batch.loader, batch.iteration, batch.batch): batch.rows
         for batch in record.batches
@@ -222,9 +222,9 @@ def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
     return found
 
 
-def _evaluation_loaders(record: RankRecord) -> set[int]:
+def evaluation_loaders(record: RankRecord) -> set[int]:
     """Return the loaders with several batches in an iteration and never a step between them: they do not train."""
-    train = _training_loaders(record)
+    train = training_loaders(record)
     several = {each.loader for each in record.loaders if len(record.batches_of(each)) > 1}
     return several - train if record.steps else set()
 
@@ -236,115 +236,19 @@ def _data_line(record: RankRecord) -> Place | None:
     return next((line for line in [*lines, *forwards] if line is not None), None)
 
 
-def order_of_epochs(case: Comparison) -> Broken | None:
-    """Find a shuffling loader whose second epoch has the order of its first."""
-    seen = False
-    for record in case.records.values():
-        trains = any(_trains_in(record, each) for each in record.loaders)
-        by_loader: dict[int, list[Loader]] = {}
-        for loader in record.loaders:
-            by_loader.setdefault(loader.loader, []).append(loader)
-        evaluated = _evaluation_loaders(record)
-        for number, iterations in by_loader.items():
-            # a loop that peeks at a batch, or compares two orders, does not train on it; a list of all batches may
-            if trains:
-                iterations = [each for each in iterations if _trains_in(record, each)]
-            else:
-                iterations = [each for each in iterations if _is_listed(record, each)]
-            if len(iterations) < 2 or (trains and number in evaluated) or not iterations[0].shuffle:
-                continue
-            seen = True
-            first, second = iterations[:2]
-            if first.distributed and first.epoch == second.epoch:
-                return Broken(
-                    f"each epoch has the same order: the DistributedSampler's epoch is {first.epoch} in iterations 1 "
-                    f"and 2 over the DataLoader at {second.line}",
-                    "certain",
-                    "call `sampler.set_epoch(epoch)` at the beginning of each epoch",
-                    step=_first_step(record, second),
-                    ranks=case.ranks,
-                    line=second.line,
-                )
-            rows = [[batch.rows for batch in record.batches_of(each) if batch.rows] for each in (first, second)]
-            length = min(map(len, rows))
-            if length >= _LEAST_BATCHES and rows[0][:length] == rows[1][:length]:
-                return Broken(
-                    f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} hold the "
-                    "same samples in the same order, although it shuffles: its random numbers begin again in each "
-                    "epoch",
-                    "certain",
-                    "do not set the seed in the loop over epochs; seed the sampler's generator once, or with the epoch",
-                    step=_first_step(record, second),
-                    ranks=(record.rank,),
-                    line=second.line,
-                )
-    if not seen:
-        raise NotObservable("no DataLoader that shuffles was iterated twice")
-    return None
+def training_loaders(record: RankRecord) -> set[int]:
+    """Return the loaders between whose batches steps are taken."""
+    return {each.loader for each in record.loaders if trains_in(record, each)}
 
 
-def _training_loaders(record: RankRecord) -> set[int]:
-    return {each.loader for each in record.loaders if _trains_in(record, each)}
-
-
-def _trains_in(record: RankRecord, loader: Loader) -> bool:
+def trains_in(record: RankRecord, loader: Loader) -> bool:
     """True if steps were taken between the batches of an iteration."""
-    return len({batch.step for batch in record.batches_of(loader)}) >= _LEAST_BATCHES
+    return len({batch.step for batch in record.batches_of(loader)}) >= LEAST_BATCHES
 
 
-def _is_listed(record: RankRecord, loader: Loader) -> bool:
-    """True if several batches were drawn one after the other, no evaluation used them, and as many forwards trained."""
-    batches = record.batches_of(loader)
-    if len(batches) < _LEAST_BATCHES:
-        return False
-    begin = batches[-1].step
-    later = [each for each in record.batches if each.loader == loader.loader and each.iteration > loader.iteration]
-    steps = record.steps[begin : later[0].step if later else None]
-    if not steps or steps[0].gradients is None:  # the forwards of other steps are not recorded
-        return False
-    evaluated = sum(not forward.grad for forward in steps[0].forwards)
-    of_others = sum(each.step == begin and each.loader != loader.loader for each in record.batches)
-    trained = sum(forward.grad for step in steps for forward in step.forwards)
-    return evaluated - of_others < len(batches) <= trained
-
-
-def _first_step(record: RankRecord, loader: Loader) -> int | None:
+def first_step(record: RankRecord, loader: Loader) -> int | None:
+    """Return the step that the first batch of an iteration comes before."""
     return next((batch.step + 1 for batch in record.batches_of(loader)), None)
-
-
-def samples_twice(case: Comparison) -> Broken | None:
-    """Find an evaluation that counts padded samples twice."""
-    evaluations = {rank: _evaluation_loaders(record) for rank, record in case.records.items()}
-    evaluated = [
-        (record, loader)
-        for record in case.records.values()
-        for loader in record.loaders
-        if loader.loader in evaluations[record.rank]
-    ]
-    if not evaluated:
-        raise NotObservable("no DataLoader was used for evaluation only")
-    for record, loader in evaluated:
-        if loader.distributed and loader.padded:
-            return Broken(
-                f"the evaluation at {loader.line} counts some samples twice: the DistributedSampler pads "
-                f"{loader.samples} samples to a multiple of the ranks",
-                "possible",
-                "leave out the padding (count each sample's index once), or evaluate a number of samples that the "
-                "ranks divide",
-                ranks=(record.rank,),
-                line=loader.line,
-            )
-        gathered = [call for _, call in record.calls("gather", "gather_for_metrics")]
-        if loader.fills_up and gathered and not any(call.call == "gather_for_metrics" for call in gathered):
-            return Broken(
-                f"the evaluation at {loader.line} counts some samples twice: accelerate repeats samples until all "
-                f"ranks have equal batches, and `gather` at {gathered[-1].line} keeps them",
-                "possible",
-                "use `accelerator.gather_for_metrics`, which leaves out what was repeated",
-                ranks=(record.rank,),
-                line=gathered[-1].line,
-            )
-    return None
 
 
 def seeds_of_workers(case: Comparison) -> Broken | None:
@@ -422,7 +326,7 @@ def random_numbers(case: Comparison) -> Broken | None:
     }
     states = {rank: [forward.random for forward in found] for rank, found in forwards.items()}
     length = min(map(len, states.values()))
-    if length < _LEAST_BATCHES or any(not case.in_data_group(*pair) for pair in pairwise(case.ranks)):
+    if length < LEAST_BATCHES or any(not case.in_data_group(*pair) for pair in pairwise(case.ranks)):
         raise NotObservable("fewer than two training steps of data ranks were sampled")
     found = _equal_from_a_step_on(case, forwards, length)
     if found is not None:
@@ -471,7 +375,7 @@ def _equal_from_a_step_on(case: Comparison, forwards: dict[int, list[Forward]], 
     if begin is None or begin == length - 1:
         return None
     later = [each[begin + 1 :] for each in forwards.values()]
-    if not any(each.draws for each in later[0]) or len(set(states[begin + 1 :])) <= _LEAST_BATCHES:
+    if not any(each.draws for each in later[0]) or len(set(states[begin + 1 :])) <= LEAST_BATCHES:
         return None
     line = later[0][0].line
     record = case.any
@@ -489,40 +393,8 @@ def _equal_from_a_step_on(case: Comparison, forwards: dict[int, list[Forward]], 
     )
 
 
-def order_after_a_resume(case: Comparison) -> Broken | None:
-    """Find a resume in a later epoch whose sampler begins with the order of epoch 0."""
-    seen = False
-    for record in case.records.values():
-        numbers = [call.numbers for step, call in record.calls("load") if step == 1]
-        epochs = [value for found in numbers for key, value in found.items() if "epoch" in key.lower() and value > 0]
-        shuffled = [each for each in record.loaders if each.distributed and each.shuffle]
-        # `next(iter(loader))` for the size of a batch is followed by an iteration before any step
-        began = [_first_step(record, each) for each in shuffled]
-        looked_at = [mine is not None and mine == then for mine, then in pairwise([*began, None])]
-        first = next((each for each, was_left in zip(shuffled, looked_at, strict=True) if not was_left), None)
-        if not epochs or first is None:
-            continue
-        seen = True
-        if first.epoch == 0:
-            return Broken(
-                f"the checkpoint says epoch {epochs[0]}, and the DataLoader at {first.line} begins with the order of "
-                "epoch 0: samples of the first epochs come again",
-                "likely",
-                "call `sampler.set_epoch(epoch)` with the number of the epoch since the start of the training",
-                step=1,
-                ranks=(record.rank,),
-                line=first.line,
-            )
-    if not seen:
-        raise NotObservable("no checkpoint with an epoch above 0 was loaded before a DistributedSampler that shuffles")
-    return None
-
-
 RULES = (
-    Rule("resume-order", "a resume continues with the order of its epoch", order_after_a_resume),
     Rule("samples", "each data rank trains on samples of its own", samples_of_ranks),
-    Rule("epochs", "a loader that shuffles has another order in each epoch", order_of_epochs),
-    Rule("twice", "an evaluation counts each sample once", samples_twice),
     Rule("batches", "the tensors of a batch have as many samples", sizes_of_batches),
     Rule("worker-seeds", "workers draw different random numbers", seeds_of_workers),
     Rule("randomness", "data ranks draw different random numbers", random_numbers),

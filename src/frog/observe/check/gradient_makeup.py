@@ -18,6 +18,7 @@ from frog.observe.check.rank_records import MEAN, Backward, Node, Step
 
 LOSSES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "L1Loss", "KlDiv", "SoftMarginLoss")
 """How the names of torch's loss functions begin in a graph."""
+_SCALES = ("DivBackward", "MulBackward")
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _ROUNDINGS = 4
 """Roundings of an element besides one for each addition: of a division, of clipping, of the dot product."""
@@ -49,6 +50,18 @@ class Makeup:
     @property
     def weight(self) -> float:
         return sum(self.passes) / len(self.passes)
+
+
+def is_plain_mean(backward: Backward) -> bool:
+    """True if the loss ends in a mean, and nothing scales it after."""
+    for node in backward.graph:
+        if node.name.startswith(_SCALES) and node.factor != 1:
+            return False
+        if node.name.startswith("MeanBackward"):
+            return True
+        if node.name.startswith(LOSSES):
+            return node.reduction == MEAN
+    return False
 
 
 def makeup_of(case: Comparison, moment: Moment) -> Iterator[Makeup]:

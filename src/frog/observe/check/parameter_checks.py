@@ -10,7 +10,7 @@ from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
 from frog.observe.check.graph_checks import graphs_kept
 from frog.observe.check.makeup_checks import never_cleared
 from frog.observe.check.mode_checks import autocast_reaches, evaluation_mode, evaluations
-from frog.observe.check.rank_records import Call, Parameter, RankRecord, Step
+from frog.observe.check.rank_records import Backward, Call, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 from frog.observe.check.tied_weights import tied_weights
 
@@ -150,9 +150,10 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
                     + ("" if is_used else ", and no module that was called has them")
                     + (f", although the backward pass at {brought.line} brought some" if brought is not None else "")
+                    + _taken_away(steps[0].backwards, optimizer)
                     + ": the steps change nothing",
                     "likely",
-                    "reduce the gradients in the last micro-batch of each step, and leave them until the step"
+                    "reduce the gradients after the last micro-batch of each step, and leave them until the step"
                     if is_used
                     else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
                     step=1,
@@ -172,6 +173,14 @@ def gradients_arrive(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable(f"fewer than {_STEPS_WITHOUT} steps of each optimizer were sampled")
     return None
+
+
+def _taken_away(passes: list[Backward], optimizer: int) -> str:
+    """Say which backward pass left gradients, if a later one of the step has taken them away."""
+    left = [number for number, each in enumerate(passes, 1) if any(each.bits.get(optimizer, ()))]
+    if not left or left[-1] == len(passes):
+        return ""
+    return f", pass {left[-1]} of {len(passes)} left them to the optimizer, and pass {left[-1] + 1} took them away"
 
 
 def _are_same(case: Comparison, optimizer: int, index: int, rank: int, other: int) -> bool:

@@ -216,6 +216,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     bits: int | None = None
     entered: int | None = None
     """The bits with which the rank called it."""
+    value: float | None = None
+    """The number with which a rank called a reduction of one element; None if it is not known, or not finite."""
+    named: dict[str, str] = {}
+    """Variables of the user's that were keys of a mapping when few elements were reduced, and what they were."""
+    orders: list[list[str]] = []
+    """The keys of the user's mappings with as many values as elements were reduced."""
     words: list[int] = []
     """Words that a module looked up and whose row in the sum is zero."""
     path: str | None = None
@@ -240,6 +246,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     unexpected: list[str] = []
     direct: bool = True
     """False: a library called it, not the user's program."""
+    ignored: list[str] = []
+    """Names in a file, if a load into a module that has them changed nothing and the module has nothing of the file."""
+    moved: list[tuple[str, str]] = []
+    """Names of a module's weights, with the name in the file under which these numbers are."""
+    lost: list[str] = []
+    """Weights that were loaded and are others at the next step; or that are trained and were loaded elsewhere."""
+    part: float = 0.0
+    """How many these are of all that were loaded."""
+    gone: bool = False
+    """True if the module that was loaded no longer exists at the next step."""
     optimizer: int | None = None
     """The optimizer whose learning rate a scheduler changed, or whose state was loaded."""
     module: str = ""
@@ -359,6 +375,8 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     fills_up: bool = False
     """True if accelerate repeats samples, so that all ranks have batches of the same size."""
     samples: int | None = None
+    batches: int | None = None
+    """How many batches it has in one iteration."""
     workers: int = 0
     seed: int | None = None
     size: int | None = None

@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import frames  # noqa: TID252 its absolute name differs below a launcher
 from . import fingerprints
+from .user_lines import OPTIMIZED, variables_of
 
 _KEY = "frog_check"
 _MOST_MARKS, _MOST_OF_STEP, _MOST_OUTPUTS = 512, 16, 4
@@ -29,8 +30,7 @@ _LEAST_AGE = 2
 LEAST_STEPS = 3
 """Earlier steps whose graphs are there together from which on their holder is searched for."""
 _MOST_SEARCHES = 3
-_MOST_NODES, _MOST_NODES_IN_ALL, _MOST_ITEMS, _MOST_FRAMES, _MOST_DEPTH = 4000, 200_000, 1000, 200, 3
-_OPTIMIZED = 1
+_MOST_NODES, _MOST_NODES_IN_ALL, _MOST_ITEMS, _MOST_DEPTH = 4000, 200_000, 1000, 3
 """The flag of code whose variables are no mapping, which is that of functions."""
 _ADDERS = ("append", "appendleft", "extend", "add", "insert", "update", "setdefault", "put")
 
@@ -191,7 +191,7 @@ def _find_holder(frame: Any, modules: Iterable[Any], last: int) -> dict[str, Any
     """Return the name that holds graphs of several steps, and the line that adds to it."""
     search = _Search(last)
     found: list[tuple[int, dict[str, Any]]] = []
-    for code, name, value in _variables(frame):
+    for code, name, value in variables_of(frame):
         for held, owner in search.holders(name, value):
             found.append(_with_line(held, owner, code))
     for module in modules:
@@ -201,27 +201,10 @@ def _find_holder(frame: Any, modules: Iterable[Any], last: int) -> dict[str, Any
     return min(found, key=lambda each: each[0])[1] if found else None
 
 
-def _variables(frame: Any) -> Iterator[tuple[CodeType, str, Any]]:
-    """Yield the variables of the user's functions that are running, innermost first, with the function's code."""
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return
-        code = frame.f_code
-        is_function = bool(code.co_flags & _OPTIMIZED)
-        # a function that calls `locals` may keep the mapping that a look at its variables would change
-        if frames.is_user_file(code.co_filename) and not (is_function and "locals" in code.co_names):
-            known = frame.f_locals
-            items = [(str(name), value) for name, value in list(known.items())]
-            if is_function and type(known) is dict:
-                known.clear()  # a copy: before 3.13, Python keeps it, and what is in it, as long as the function runs
-            yield from [(code, name, value) for name, value in items if not name.startswith("__")]
-        frame = frame.f_back
-
-
 def _with_line(name: str, owner: Any, code: CodeType | None) -> tuple[int, dict[str, Any]]:
     """Return a name with the line that adds to it, and how much that line looks like it: less is more."""
     file = code.co_filename if code is not None else ""
-    is_local = code is not None and owner is None and bool(code.co_flags & _OPTIMIZED)
+    is_local = code is not None and owner is None and bool(code.co_flags & OPTIMIZED)
     lines = {line for _, line in dis.findlinestarts(code) if line is not None} if code and is_local else set()
     if owner is not None:
         file = _file_of(type(owner))

@@ -33,6 +33,8 @@ class ProgramObjects:
         """The modules that were set to training or evaluation mode."""
         self._drawn: dict[int, dict[tuple[Any, ...], int]] = {}
         """How often each line has drawn the elements of a parameter, by id, before the first step."""
+        self.drawn_last: dict[int, Any] = {}
+        """The line that has drawn a parameter last, by id, since a state was loaded into it."""
         self.lowered: Any = None
         """The line that moved a module to half precision last."""
         self.seed: Any = None
@@ -56,6 +58,7 @@ class ProgramObjects:
             self.optimizers.number(thing)
         self._made.pop(id(thing), None)  # an earlier thing had the same address
         self._drawn.pop(id(thing), None)
+        self.drawn_last.pop(id(thing), None)
         if line is not None and len(self._made) < _MOST_PARAMETERS:
             self._made[id(thing)] = line
         self._selected.pop(id(thing), None)
@@ -90,6 +93,7 @@ class ProgramObjects:
         if line is not None and len(self._drawn) < _MOST_PARAMETERS:
             counts = self._drawn.setdefault(id(parameter), {})
             counts[tuple(line)] = counts.get(tuple(line), 0) + 1
+            self.drawn_last[id(parameter)] = line
 
     def gradients(self) -> list[Any]:
         """Return the gradients of all optimizers' parameters; None for a parameter without."""

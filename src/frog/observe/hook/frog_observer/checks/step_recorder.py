@@ -15,6 +15,7 @@ from typing import Any
 
 from ..place import Place  # noqa: TID252 its absolute name differs below a launcher
 from . import fingerprints, gradient_parts, kept_graphs, module_facts, module_sums, user_lines
+from .loaded_weights import LoadedWeights
 from .program_objects import ProgramObjects, gradients_of, held, learning_rates, parameters_of, state_types
 from .record_file import RecordFile
 from .user_lines import HandWriters
@@ -34,6 +35,7 @@ class StepRecorder:
         self._file = RecordFile(place, every)
         self.objects = ProgramObjects(self.write)
         self.writers = HandWriters(self.on_call)
+        self.loads = LoadedWeights(self.objects)
         self._depth, self.in_backward = 0, False
         self._handles: list[Any] = []
         self._num_steps, self._num_batches, self._num_backwards = 0, 0, 0
@@ -88,6 +90,11 @@ class StepRecorder:
     def is_after_backward(self) -> bool:
         """True between the end of a backward pass and the optimizer's step, outside of any module."""
         return bool(self._backwards) and not self.in_backward and self._depth == 0 and self._before is None
+
+    @property
+    def is_in_module(self) -> bool:
+        """True while a module computes, as far as modules are hooked."""
+        return self._depth > 0
 
     @property
     def is_in_step(self) -> bool:
@@ -398,6 +405,8 @@ class StepRecorder:
         with self.reading():
             number = self.objects.optimizers.number(optimizer)
             self.objects.update_table(number, optimizer, self.is_sampled)
+            for load in self.loads.at_step():
+                self.on_call(load)
             record: dict[str, Any] = {"line": line, "lr": learning_rates(optimizer)}
             clipped = vars(optimizer).pop("clipped", None)
             if clipped is not None:

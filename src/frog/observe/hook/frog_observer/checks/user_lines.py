@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 from .. import frames  # noqa: TID252 its absolute name differs below a launcher
 from . import fingerprints
 
-_MOST_WRITERS = 8
+_MOST_WRITERS, _MOST_FRAMES = 8, 200
+OPTIMIZED = 1
+"""The flag of a function's code, whose variables are not those of a mapping."""
 
 
 class HandWriters:
@@ -99,6 +102,25 @@ def remove(methods: list[tuple[Any, str]]) -> None:
 def is_called_by_user(frame: Any) -> bool:
     """True if the user's code called a module, past torch's own functions that call it."""
     return frames.is_user_file(frames.file_past(frame, (os.path.join("nn", "modules", "module.py"),)))
+
+
+def variables_of(frame: Any, most_functions: int = _MOST_FRAMES) -> Iterator[tuple[CodeType, str, Any]]:
+    """Yield the variables of the user's functions that are running, innermost first, with the function's code."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None or not most_functions:
+            return
+        code = frame.f_code
+        is_function = bool(code.co_flags & OPTIMIZED)
+        # a function that calls `locals` may keep the mapping that a look at its variables would change
+        is_user = frames.is_user_file(code.co_filename)
+        most_functions -= is_user
+        if is_user and not (is_function and "locals" in code.co_names):
+            known = frame.f_locals
+            items = [(str(name), value) for name, value in list(known.items())]
+            if is_function and type(known) is dict:
+                known.clear()  # a copy: before 3.13, Python keeps it, and what is in it, as long as the function runs
+            yield from [(code, name, value) for name, value in items if not name.startswith("__")]
+        frame = frame.f_back
 
 
 def line_of(frame: Any) -> list[Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib
 import os
@@ -15,14 +14,13 @@ from .. import frames  # noqa: TID252 its absolute name differs below a launcher
 from . import fingerprints, module_facts
 from .step_recorder import StepRecorder
 from .user_lines import line_of
+from .watched_collectives import watch_collectives
+from .watched_states import watch_states
 
-_COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 _WRITERS = ("add_", "sub_", "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "copy_", "fill_", "zero_")
 """Methods of tensors with which programs change weights by hand."""
 _GRADIENT_WRITERS = ("mul_", "div_", "copy_", "clamp_", "__imul__", "__itruediv__")
 """Methods of tensors with which programs scale gradients by hand."""
-_EXCHANGES = ("all_to_all", "all_to_all_single")
-_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 _INITIALIZATIONS = os.path.join("torch", "nn", "init.py")
 _LOADERS = (os.path.join("utils", "data", "dataloader.py"), os.path.join("accelerate", "data_loader.py"))
 """Files of torch and accelerate that iterate over a DataLoader for the program."""
@@ -47,14 +45,14 @@ def _watch(recorder: StepRecorder) -> None:
     watched.watch_made(torch)
     watched.watch_parameters(torch)
     watched.watch_modules(torch)
-    watched.watch_state_dicts(torch)
+    watch_states(recorder, watched.wrap)
     watched.watch_clipping(torch)
     watched.watch_scaling()
     watched.watch_schedules()
     watched.watch_loaders()
     if torch.distributed.is_available():
         watched.watch_ddp()
-        watched.watch_collectives()
+        watch_collectives(recorder, watched.wrap)
     atexit.register(recorder.at_end)
 
 
@@ -63,7 +61,7 @@ class _Functions:
         self._recorder = recorder
         self._watches_accelerate = False
 
-    def _wrap(self, owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
+    def wrap(self, owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
         """Replace a function in all places under which programs find it."""
         original = getattr(owners[0], name, None)
         if original is None:
@@ -92,8 +90,8 @@ class _Functions:
 
             return backward
 
-        self._wrap([torch.Tensor], "backward", make)
-        self._wrap([torch.autograd], "backward", make)
+        self.wrap([torch.Tensor], "backward", make)
+        self.wrap([torch.autograd], "backward", make)
 
     def watch_made(self, torch: Any) -> None:
         """Watch where optimizers and parameters are made."""
@@ -115,8 +113,8 @@ class _Functions:
 
             return __init__
 
-        self._wrap([torch.optim.Optimizer], "__init__", make_init)
-        self._wrap([torch.optim.lr_scheduler.LRScheduler], "__init__", make_scheduler)
+        self.wrap([torch.optim.Optimizer], "__init__", make_init)
+        self.wrap([torch.optim.lr_scheduler.LRScheduler], "__init__", make_scheduler)
         kind = torch.nn.Parameter
         new = kind.__new__
 
@@ -138,7 +136,7 @@ class _Functions:
 
             return manual_seed
 
-        self._wrap([torch, torch.random], "manual_seed", make_seed)
+        self.wrap([torch, torch.random], "manual_seed", make_seed)
 
         def make_random(original: Any) -> Any:
             def set_rng_state(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +148,7 @@ class _Functions:
 
             return set_rng_state
 
-        self._wrap([torch, torch.random], "set_rng_state", make_random)
+        self.wrap([torch, torch.random], "set_rng_state", make_random)
 
     def watch_parameters(self, torch: Any) -> None:
         """Watch what decides which parameters are trained, until the first step, and what changes them by hand."""
@@ -231,92 +229,10 @@ class _Functions:
 
             return draw
 
-        self._wrap([torch.nn.Module], "train", make_train)
-        self._wrap([torch.nn.Module], "_apply", make_apply)
+        self.wrap([torch.nn.Module], "train", make_train)
+        self.wrap([torch.nn.Module], "_apply", make_apply)
         for name in ("normal_", "uniform_"):
-            self._wrap([torch.Tensor], name, make_draw)
-
-    def watch_state_dicts(self, torch: Any) -> None:
-        """Watch what is saved and loaded."""
-        recorder = self._recorder
-
-        def make_load(what: str) -> Callable[[Any], Any]:
-            def make(original: Any) -> Any:
-                def load_state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
-                    rates = _rates_of_groups(owner) if what == "load_optimizer" else []
-                    result = original(owner, *args, **kwargs)
-                    if recorder.is_here():
-                        recorder.on_call(
-                            {
-                                "call": what,
-                                **_restored(recorder, owner, rates, what),
-                                "class": type(owner).__name__,
-                                "line": line_of(sys._getframe(1)),
-                                "missing": list(getattr(result, "missing_keys", ()))[:20],
-                                "unexpected": list(getattr(result, "unexpected_keys", ()))[:20],
-                            }
-                        )
-                    return result
-
-                return load_state_dict
-
-            return make
-
-        self._wrap([torch.nn.Module], "load_state_dict", make_load("load_model"))
-        self._wrap([torch.optim.Optimizer], "load_state_dict", make_load("load_optimizer"))
-        schedulers = importlib.import_module("torch.optim.lr_scheduler")
-        for kind in vars(schedulers).values():
-            if isinstance(kind, type) and kind is not torch.optim.Optimizer and "load_state_dict" in vars(kind):
-                self._wrap([kind], "load_state_dict", make_load("load_schedule"))
-
-        def make_state(original: Any) -> Any:
-            def state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
-                if recorder.is_here() and recorder.objects.has_stepped:
-                    with recorder.reading():
-                        number, moments = recorder.objects.optimizers.number(owner), module_facts.moments(owner)
-                        recorder.on_call({"call": "state_of_optimizer", "optimizer": number, "moments": moments})
-                return original(owner, *args, **kwargs)
-
-            return state_dict
-
-        self._wrap([torch.optim.Optimizer], "state_dict", make_state)
-
-        def make_file(what: str) -> Callable[[Any], Any]:
-            def make(original: Any) -> Any:
-                def file_call(*args: Any, **kwargs: Any) -> Any:
-                    if what == "save" and recorder.is_beside():
-                        with contextlib.suppress(Exception):  # what is saved may be of any kind
-                            given = [*args, kwargs.get("obj"), kwargs.get("f")]
-                            recorder.on_save_beside(given[0], given[1], line_of(sys._getframe(1)))
-                    result = original(*args, **kwargs)
-                    if recorder.is_here():
-                        held = result if what == "load" else args[0] if args else kwargs.get("obj")
-                        path = args[0] if what == "load" and args else args[1] if len(args) > 1 else kwargs.get("f")
-                        missing: list[str] = []
-                        partly = False
-                        if what == "save":
-                            with recorder.reading():
-                                missing, partly = module_facts.left_out(held, recorder.objects.roots)
-                        recorder.on_call(
-                            {
-                                "call": what,
-                                "missing": missing,
-                                "partly": partly,
-                                "path": os.path.abspath(path) if isinstance(path, (str, os.PathLike)) else None,
-                                "keys": [str(key)[:80] for key in held][:40] if isinstance(held, dict) else [],
-                                "numbers": _numbers_of(held),
-                                "rates": _rates_of(held),
-                                "line": line_of(sys._getframe(1)),
-                            }
-                        )
-                    return result
-
-                return file_call
-
-            return make
-
-        self._wrap([torch, torch.serialization], "save", make_file("save"))
-        self._wrap([torch, torch.serialization], "load", make_file("load"))
+            self.wrap([torch.Tensor], name, make_draw)
 
     def watch_clipping(self, torch: Any) -> None:
         """Watch the clipping of gradients by their norm."""
@@ -346,7 +262,7 @@ class _Functions:
 
             return clip_grad_norm_
 
-        self._wrap([torch.nn.utils.clip_grad, torch.nn.utils], "clip_grad_norm_", make)
+        self.wrap([torch.nn.utils.clip_grad, torch.nn.utils], "clip_grad_norm_", make)
 
     def watch_scaling(self) -> None:
         """Watch when a GradScaler divides gradients by its scale, and when it steps an optimizer."""
@@ -377,8 +293,8 @@ class _Functions:
 
             return step
 
-        self._wrap([scaler], "unscale_", make_unscale)
-        self._wrap([scaler], "step", make_step)
+        self.wrap([scaler], "unscale_", make_unscale)
+        self.wrap([scaler], "step", make_step)
 
     def watch_schedules(self) -> None:
         """Watch the steps of schedulers that change a learning rate."""
@@ -406,7 +322,7 @@ class _Functions:
 
         for kind in vars(schedulers).values():
             if isinstance(kind, type) and "step" in vars(kind) and hasattr(kind, "state_dict"):
-                self._wrap([kind], "step", make)
+                self.wrap([kind], "step", make)
 
     def watch_loaders(self) -> None:
         """Watch the batches of DataLoaders."""
@@ -468,9 +384,9 @@ class _Functions:
 
             return __init__
 
-        self._wrap([data.DataLoader], "__init__", make_loader)
-        self._wrap([data._BaseDataLoaderIter], "__init__", make_init)
-        self._wrap([data._BaseDataLoaderIter], "__next__", make_next)
+        self.wrap([data.DataLoader], "__init__", make_loader)
+        self.wrap([data._BaseDataLoaderIter], "__init__", make_init)
+        self.wrap([data._BaseDataLoaderIter], "__next__", make_next)
 
     def watch_accelerate(self) -> None:
         """Watch how a program gathers what it evaluates, once accelerate is there."""
@@ -484,16 +400,22 @@ class _Functions:
             def gathers(*args: Any, **kwargs: Any) -> Any:
                 caller = sys._getframe(1)
                 if recorder.is_here() and frames.is_user_file(caller.f_code.co_filename):
-                    has_samples = any(each.dim() for each in fingerprints.tensors_of([args[1:], kwargs]))
-                    name = original.__name__
-                    if has_samples or name != "gather":
+                    given = fingerprints.tensors_of([args[1:], kwargs])
+                    has_samples, name = any(each.dim() for each in given), original.__name__
+                    if name == "reduce":
+                        op = kwargs.get("reduction", args[2] if len(args) > 2 else "sum")
+                        if op == "sum" and len(given) == 1 and given[0].numel() == 1:
+                            with recorder.reading():
+                                value = fingerprints.finite_or_none(float(given[0]))
+                                recorder.on_call({"call": "summed", "line": line_of(caller), "value": value})
+                    elif has_samples or name != "gather":
                         recorder.on_call({"call": name, "line": line_of(caller)})
                 return original(*args, **kwargs)
 
             return gathers
 
-        for name in ("gather", "gather_for_metrics"):
-            self._wrap([kind], name, make)
+        for name in ("gather", "gather_for_metrics", "reduce"):
+            self.wrap([kind], name, make)
 
     def watch_ddp(self) -> None:
         """Watch which modules DDP wraps."""
@@ -523,79 +445,9 @@ class _Functions:
 
             return registers
 
-        self._wrap([parallel.DistributedDataParallel], "__init__", make)
+        self.wrap([parallel.DistributedDataParallel], "__init__", make)
         for name in ("register_comm_hook", "_register_builtin_comm_hook"):
-            self._wrap([parallel.DistributedDataParallel], name, make_hook)
-
-    def watch_collectives(self) -> None:
-        """Watch the collectives that the program itself calls."""
-        distributed = importlib.import_module("torch.distributed")
-        c10d = importlib.import_module("torch.distributed.distributed_c10d")
-        for name in _COLLECTIVES:
-            self._wrap([c10d, distributed], name, functools.partial(self._collective, name))
-        for name in ("wait", "get_future", "synchronize", "is_completed"):
-            if hasattr(c10d, "Work"):
-                self._wrap([c10d.Work], name, self._waits)
-        for name in _MESSAGES:
-            self._wrap([c10d, distributed], name, functools.partial(self._noted, "has_messages"))
-        for name in _EXCHANGES:
-            self._wrap([c10d, distributed], name, functools.partial(self._noted, "has_exchanges"))
-
-    def _noted(self, what: str, original: Any) -> Any:
-        recorder = self._recorder
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if recorder.is_here():
-                setattr(recorder, what, True)
-            return original(*args, **kwargs)
-
-        return noted
-
-    def _collective(self, name: str, original: Any) -> Any:
-        recorder = self._recorder
-
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.is_here():
-                return original(*args, **kwargs)
-            given = (kwargs.get(name) for name in ("tensor", "output_tensor", "output"))
-            tensor: Any = args[0] if args else next((each for each in given if each is not None), None)
-            entered = None
-            if name == "all_reduce" and recorder.is_sampled and not tensor.is_meta:
-                with recorder.reading():
-                    entered = fingerprints.bits(tensor)
-            result = original(*args, **kwargs)
-            with recorder.reading():
-                record = {
-                    "call": name,
-                    "line": line_of(sys._getframe(1)),
-                    "op": _reduction(args, kwargs),
-                    "dtype": str(tensor.dtype).rpartition(".")[2],
-                    "elements": tensor.numel(),
-                    "ranks": _ranks_of(args, kwargs),
-                    "after_backward": recorder.is_after_backward,
-                }
-                if recorder.is_sampled and _is_complete(result) and not tensor.is_meta:
-                    record["bits"], record["entered"] = fingerprints.bits(tensor), entered
-                    record["words"] = recorder.words_without_vector(tensor) if name == "all_reduce" else []
-                    if record["words"]:
-                        record["line"] = _line_of_layer(sys._getframe(1)) or record["line"]
-                if hasattr(result, "wait") and frames.is_user_file(sys._getframe(1).f_code.co_filename):
-                    record["waited"] = False
-                    recorder.pending.append((result, record))
-                recorder.on_call(record)
-            return result
-
-        return collective
-
-    def _waits(self, original: Any) -> Any:
-        recorder = self._recorder
-
-        def waits(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.pending and recorder.is_here():
-                recorder.on_waited(work)
-            return original(work, *args, **kwargs)
-
-        return waits
+            self.wrap([parallel.DistributedDataParallel], name, make_hook)
 
 
 def _is_drawn_by_user(frame: Any) -> bool:
@@ -605,69 +457,6 @@ def _is_drawn_by_user(frame: Any) -> bool:
     ):
         frame = frame.f_back
     return frame is not None and frames.is_user_file(frame.f_code.co_filename)
-
-
-def _line_of_layer(frame: Any) -> list[Any] | None:
-    """Return the line of the user's module that is computing, past the functions that all layers share."""
-    module: Any = sys.modules["torch.nn"].Module
-    while frame is not None:
-        if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), module):
-            return line_of(frame)
-        frame = frame.f_back
-    return None
-
-
-def _numbers_of(held: Any) -> dict[str, int]:
-    """Return the integers of a checkpoint, such as its epoch and step."""
-    items = list(held.items())[:40] if isinstance(held, dict) else []
-    return {str(key)[:80]: value for key, value in items if type(value) is int and abs(value) < 2**53}
-
-
-def _restored(recorder: StepRecorder, owner: Any, before: list[float], what: str) -> dict[str, Any]:
-    """Return which optimizer's state was loaded, and its learning rates before and after."""
-    if what != "load_optimizer":
-        return {}
-    moments: list[Any] = []
-    with recorder.reading():
-        moments = module_facts.moments(owner)
-    rates = {"rates": _rates_of_groups(owner), "rates_before": before}
-    return {"optimizer": recorder.objects.optimizers.number(owner), "moments": moments, **rates}
-
-
-def _rates_of_groups(optimizer: Any) -> list[float]:
-    """Return the learning rates of an optimizer, one for each group."""
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    return [float(rate) for rate in rates if rate is not None]
-
-
-def _rates_of(held: Any) -> list[float]:
-    """Return the learning rates of the optimizers whose states a checkpoint has, and those they began with."""
-    states = held.values() if isinstance(held, dict) else ()
-    groups = [state["param_groups"] for state in states if isinstance(state, dict) and "param_groups" in state]
-    rates = [group.get(key) for each in groups for group in each for key in ("lr", "initial_lr")]
-    return [float(rate) for rate in rates if isinstance(rate, (int, float))][:40]
-
-
-def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return the name of the reduction that was asked for; None if the call names none."""
-    kinds = ("RedOpType", "ReduceOp")
-    given = [each for each in (*args, *kwargs.values()) if type(each).__name__ in kinds]
-    return str(given[0]).rpartition(".")[2].rstrip(">").split(":")[0] if given else None
-
-
-def _ranks_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int] | None:
-    """Return the ranks of the group that a call names, by position or by name; None for all."""
-    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-    groups = (each for each in (*args, *kwargs.values()) if isinstance(each, c10d.ProcessGroup))
-    group = next(groups, None)
-    return None if group is None or group is c10d.GroupMember.WORLD else c10d.get_process_group_ranks(group)
-
-
-def _is_complete(result: Any) -> bool:
-    """True if a collective has ended: an asynchronous one returns its work, and a coalesced one has not begun."""
-    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-    coalesced = getattr(getattr(c10d, "_world", None), "pg_coalesce_state", None)
-    return result is None and not coalesced
 
 
 def _kind_of(module: Any) -> Any:
@@ -700,6 +489,14 @@ def _splits_again(batches: Any) -> bool:
     return _is_split(batches) and _is_a(sampler, "DistributedSampler") and getattr(sampler, "num_replicas", 1) > 1
 
 
+def _num_batches(loader: Any) -> int | None:
+    """Return how many batches a DataLoader has; None if it does not tell, as that of a stream."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def _described(loader: Any, iterator: Any) -> dict[str, Any]:
     """Return how a DataLoader chooses its samples."""
     sampler = loader.sampler
@@ -712,6 +509,7 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
         "shuffle": bool(getattr(sampler, "shuffle", False)) if is_distributed else is_random,
         "padded": bool(is_distributed and sampler.total_size > len(loader.dataset)),
         "samples": len(loader.dataset) if count is not None else None,
+        "batches": _num_batches(loader),
         "workers": loader.num_workers,
         "size": getattr(loader, "batch_size", None),
         "split_again": _splits_again(loader.batch_sampler),

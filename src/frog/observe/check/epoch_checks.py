@@ -1,0 +1,257 @@
+"""Rules on epochs: each has its own order, together they use every sample, and an evaluation counts it once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.data_checks import LEAST_BATCHES, evaluation_loaders, first_step, trains_in
+from frog.observe.check.rank_records import Batch, Loader, RankRecord
+from frog.observe.check.rule import Broken, Rule
+
+_UNEVEN = 0.1
+"""Share of a rank's batches that others do not have: less is the rest of a division."""
+_CHOOSING = ("SubsetRandomSampler", "WeightedRandomSampler")
+"""Samplers that choose some samples on purpose."""
+_NO_CHANCE = 1000
+_MOST_ROWS = 256
+"""Samples of a batch that are known: as many, or more, may not be all."""
+
+
+def order_of_epochs(case: Comparison) -> Broken | None:
+    """Find a shuffling loader whose second epoch has the order of its first."""
+    seen = False
+    for record in case.records.values():
+        trains = any(trains_in(record, each) for each in record.loaders)
+        by_loader: dict[int, list[Loader]] = {}
+        for loader in record.loaders:
+            by_loader.setdefault(loader.loader, []).append(loader)
+        evaluated = evaluation_loaders(record)
+        for number, iterations in by_loader.items():
+            # a loop that peeks at a batch, or compares two orders, does not train on it; a list of all batches may
+            if trains:
+                iterations = [each for each in iterations if trains_in(record, each)]
+            else:
+                iterations = [each for each in iterations if _is_listed(record, each)]
+            if len(iterations) < 2 or (trains and number in evaluated) or not iterations[0].shuffle:
+                continue
+            seen = True
+            first, second = iterations[:2]
+            if first.distributed and first.epoch == second.epoch:
+                return Broken(
+                    f"each epoch has the same order: the DistributedSampler's epoch is {first.epoch} in iterations 1 "
+                    f"and 2 over the DataLoader at {second.line}",
+                    "certain",
+                    "call `sampler.set_epoch(epoch)` at the beginning of each epoch",
+                    step=first_step(record, second),
+                    ranks=case.ranks,
+                    line=second.line,
+                )
+            rows = [[batch.rows for batch in record.batches_of(each) if batch.rows] for each in (first, second)]
+            length = min(map(len, rows))
+            if length >= LEAST_BATCHES and rows[0][:length] == rows[1][:length]:
+                return Broken(
+                    f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} hold the "
+                    "same samples in the same order, although it shuffles: its random numbers begin again in each "
+                    "epoch",
+                    "certain",
+                    "do not set the seed in the loop over epochs; seed the sampler's generator once, or with the epoch",
+                    step=first_step(record, second),
+                    ranks=(record.rank,),
+                    line=second.line,
+                )
+    if not seen:
+        raise NotObservable("no DataLoader that shuffles was iterated twice")
+    return None
+
+
+def _is_listed(record: RankRecord, loader: Loader) -> bool:
+    """True if several batches were drawn one after the other, no evaluation used them, and as many forwards trained."""
+    batches = record.batches_of(loader)
+    if len(batches) < LEAST_BATCHES:
+        return False
+    begin = batches[-1].step
+    later = [each for each in record.batches if each.loader == loader.loader and each.iteration > loader.iteration]
+    steps = record.steps[begin : later[0].step if later else None]
+    if not steps or steps[0].gradients is None:  # the forwards of other steps are not recorded
+        return False
+    evaluated = sum(not forward.grad for forward in steps[0].forwards)
+    of_others = sum(each.step == begin and each.loader != loader.loader for each in record.batches)
+    trained = sum(forward.grad for step in steps for forward in step.forwards)
+    return evaluated - of_others < len(batches) <= trained
+
+
+def samples_left_out(case: Comparison) -> Broken | None:
+    """Find samples that no epoch uses: a tail that is always dropped, or what a rank has left when others are done."""
+    records, seen = list(case.records.values()), False
+    evaluated = {each for record in records for each in evaluation_loaders(record)}
+    for number in sorted({each.loader for each in case.any.loaders} - evaluated):
+        epochs = [_epochs(record, number) for record in records]
+        if not all(epochs):
+            continue
+        seen = True
+        found = _left_by_longer_ranks(case, epochs) or _in_no_epoch(case, epochs)
+        if found is not None:
+            return found
+    if not seen:
+        raise NotObservable("no DataLoader of all ranks that trains, and that tells how many batches it has, was read")
+    return None
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """An iteration over a DataLoader, and the batches that were drawn in it."""
+
+    loader: Loader
+    drawn: list[Batch]
+    is_last: bool
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.drawn) >= (self.loader.batches or 0)
+
+    @property
+    def rows(self) -> list[int]:
+        return [row for batch in self.drawn for row in batch.rows or ()]
+
+
+def _epochs(record: RankRecord, number: int) -> list[_Epoch]:
+    """Return the iterations over a DataLoader that train, if all their samples are known; none if those of one are not."""
+    loaders = [each for each in record.loaders if each.loader == number and trains_in(record, each)]
+    found = [_Epoch(each, record.batches_of(each), each is loaders[-1]) for each in loaders]
+    is_known = all(
+        each.loader.batches
+        and each.loader.samples
+        and all(len(batch.rows or ()) in range(1, _MOST_ROWS) for batch in each.drawn)
+        for each in found
+    )
+    return found if is_known else []
+
+
+def _left_by_longer_ranks(case: Comparison, epochs: list[list[_Epoch]]) -> Broken | None:
+    """Find a rank that leaves batches in each epoch, since another rank has no more."""
+    for rank, ours in zip(case.ranks, epochs, strict=True):
+        left = [(each.loader.batches or 0) - len(each.drawn) for each in ours]
+        others = [each for each in epochs if each is not ours and len(each) == len(ours)]
+        ended = any(all(epoch.is_complete for epoch in each) for each in others)
+        if not ended or min(left) < LEAST_BATCHES or len({_source(each.loader) for each in ours}) > 1:
+            continue
+        of = ours[0].loader.batches or 0
+        is_fixed = ours[0].loader.sampler == "SequentialSampler"
+        return Broken(
+            f"rank {rank} has {of} batches in the DataLoader at {ours[0].loader.line} and leaves {min(left)} of them "
+            "in each epoch, since another rank has no more: "
+            + ("the order stays the same, so that their samples are never used" if is_fixed else "they are not used"),
+            "likely" if is_fixed and min(left) >= _UNEVEN * of else "possible",
+            "give all ranks as many samples: divide the samples, not the files, or use "
+            "torch.distributed.algorithms.Join for ranks with fewer",
+            step=None,
+            ranks=(rank,),
+            line=ours[0].loader.made or ours[0].loader.line,
+        )
+    return None
+
+
+def _source(loader: Loader) -> tuple[int | None, int | None]:
+    return loader.samples, loader.batches
+
+
+def _in_no_epoch(case: Comparison, epochs: list[list[_Epoch]]) -> Broken | None:
+    """Find samples of a data set that the ranks divide, which none of them draws in any epoch."""
+    rounds = [each for each in zip(*epochs, strict=False) if all(one.is_complete or not one.is_last for one in each)]
+    first = epochs[0][0].loader
+    if not rounds or first.sampler in _CHOOSING or len({_source(one.loader) for each in rounds for one in each}) > 1:
+        return None
+    drawn = [Counter(row for one in each for row in one.rows) for each in rounds]
+    total, used = first.samples or 0, sum(drawn[0].values())
+    is_fixed = first.sampler == "SequentialSampler" or (first.distributed and not first.shuffle)
+    chance = math.comb(total, min(used, total)) ** (len(rounds) - 1)
+    if used >= total or any(each != drawn[0] for each in drawn) or not (is_fixed or chance >= _NO_CHANCE):
+        return None
+    return Broken(
+        f"{total - used} of the {total} samples of the DataLoader at {first.line} are in "
+        + ("no epoch" if len(rounds) > 1 else "no batch, and the order stays the same")
+        + f": the ranks draw the same {used}"
+        + (" each time" if len(rounds) > 1 else ""),
+        "possible",
+        "shuffle before the tail is cut off (`shuffle=True` and `set_epoch`), or keep it: drop_last=False. If the "
+        "others are held out on purpose, nothing is wrong",
+        step=first_step(case.any, epochs[0][1].loader) if len(epochs[0]) > 1 else 1,
+        ranks=case.ranks,
+        line=first.made or first.line,
+    )
+
+
+def samples_twice(case: Comparison) -> Broken | None:
+    """Find an evaluation that counts padded samples twice."""
+    evaluations = {rank: evaluation_loaders(record) for rank, record in case.records.items()}
+    evaluated = [
+        (record, loader)
+        for record in case.records.values()
+        for loader in record.loaders
+        if loader.loader in evaluations[record.rank]
+    ]
+    if not evaluated:
+        raise NotObservable("no DataLoader was used for evaluation only")
+    for record, loader in evaluated:
+        if loader.distributed and loader.padded:
+            return Broken(
+                f"the evaluation at {loader.line} counts some samples twice: the DistributedSampler pads "
+                f"{loader.samples} samples to a multiple of the ranks",
+                "possible",
+                "leave out the padding (count each sample's index once), or evaluate a number of samples that the "
+                "ranks divide",
+                ranks=(record.rank,),
+                line=loader.line,
+            )
+        gathered = [call for _, call in record.calls("gather", "gather_for_metrics")]
+        if loader.fills_up and gathered and not any(call.call == "gather_for_metrics" for call in gathered):
+            return Broken(
+                f"the evaluation at {loader.line} counts some samples twice: accelerate repeats samples until all "
+                f"ranks have equal batches, and `gather` at {gathered[-1].line} keeps them",
+                "possible",
+                "use `accelerator.gather_for_metrics`, which leaves out what was repeated",
+                ranks=(record.rank,),
+                line=gathered[-1].line,
+            )
+    return None
+
+
+def order_after_a_resume(case: Comparison) -> Broken | None:
+    """Find a resume in a later epoch whose sampler begins with the order of epoch 0."""
+    seen = False
+    for record in case.records.values():
+        numbers = [call.numbers for step, call in record.calls("load") if step == 1]
+        epochs = [value for found in numbers for key, value in found.items() if "epoch" in key.lower() and value > 0]
+        shuffled = [each for each in record.loaders if each.distributed and each.shuffle]
+        # `next(iter(loader))` for the size of a batch is followed by an iteration before any step
+        began = [first_step(record, each) for each in shuffled]
+        looked_at = [mine is not None and mine == then for mine, then in pairwise([*began, None])]
+        first = next((each for each, was_left in zip(shuffled, looked_at, strict=True) if not was_left), None)
+        if not epochs or first is None:
+            continue
+        seen = True
+        if first.epoch == 0:
+            return Broken(
+                f"the checkpoint says epoch {epochs[0]}, and the DataLoader at {first.line} begins with the order of "
+                "epoch 0: samples of the first epochs come again",
+                "likely",
+                "call `sampler.set_epoch(epoch)` with the number of the epoch since the start of the training",
+                step=1,
+                ranks=(record.rank,),
+                line=first.line,
+            )
+    if not seen:
+        raise NotObservable("no checkpoint with an epoch above 0 was loaded before a DistributedSampler that shuffles")
+    return None
+
+
+RULES = (
+    Rule("resume-order", "a resume continues with the order of its epoch", order_after_a_resume),
+    Rule("epochs", "a loader that shuffles has another order in each epoch", order_of_epochs),
+    Rule("left-out", "every sample is in some epoch", samples_left_out),
+    Rule("twice", "an evaluation counts each sample once", samples_twice),
+)

@@ -1,0 +1,143 @@
+"""What becomes of the weights that a program loads: whether they are those of the file, and those that it trains.
+
+`torch.load` gives the bits of a file's tensors, `load_state_dict` those of the module before and after it, and the next
+step of an optimizer those that training begins with.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from . import fingerprints, module_facts
+from .program_objects import ProgramObjects, parameters_of
+
+_MOST_FILES, _MOST_LOADS, _MOST_TENSORS = 8, 8, 4096
+_MOST_NAMES = 4
+_LEAST_ELEMENTS = 4
+"""Fewer elements may be equal, or stay the same, by chance."""
+
+Tensors = dict[str, list[Any]]
+"""By plain name: shape, type and bits."""
+
+
+class LoadedWeights:
+    """Follows the weights of files into the modules that an optimizer trains."""
+
+    def __init__(self, objects: ProgramObjects) -> None:
+        self._objects = objects
+        self._files: list[Tensors] = []
+        self._loads: list[tuple[Any, Tensors, Any]] = []
+        """Modules that were loaded since the last step, as weak references, with their weights then and the line."""
+
+    def on_file(self, held: Any) -> None:
+        """Take what was read from a file."""
+        for state in _states_of(held):
+            self._files = [*self._files, _described(state)][-_MOST_FILES:]
+
+    def before_load(self, module: Any) -> Tensors:
+        """Return a module's weights before a state is loaded into it."""
+        return _weights_of(module)
+
+    def after_load(self, module: Any, before: Tensors, line: Any) -> dict[str, Any]:
+        """Take a load of a module; return what differs from the file."""
+        after = _weights_of(module)
+        for each in module.parameters():
+            self._objects.drawn_last.pop(id(each), None)
+        self._loads = [*self._loads, (weakref.ref(module), after, line)][-_MOST_LOADS:]
+        fitting = [each for each in self._files if _fit(each, after)]
+        if not fitting or not after:
+            return {}
+        file = fitting[-1]
+        of_file = {each[2]: name for name, each in file.items()}
+        if before == after and not any(each[2] in known for each in after.values() for known in _bits(self._files)):
+            return {"ignored": sorted(file)[:_MOST_NAMES]}
+        moved = [
+            [name, of_file[each[2]]]
+            for name, each in after.items()
+            if set(file) == set(after) and each[2] != file[name][2] and each[2] in of_file
+        ]
+        return {"moved": moved[:_MOST_NAMES]} if moved else {}
+
+    def at_step(self) -> list[dict[str, Any]]:
+        """Return what became of the loads since the last step, now that an optimizer is about to step."""
+        loads, self._loads = [(reference(), *each) for reference, *each in self._loads], []
+        if not loads:
+            return []
+        trained = {id(each) for _, optimizer in self._objects.optimizers for each in parameters_of(optimizer)}
+        called = {id(part) for _, root in self._objects.roots for part in root.modules()}
+        loaded = {id(each) for module, *_ in loads if module is not None for each in module.parameters()}
+        found: list[dict[str, Any]] = []
+        later: set[int] = set()
+        """Parameters into which a later one of the loads has written."""
+        for module, weights, line in reversed(loads):
+            own = list(module.named_parameters()) if module is not None else []
+            if any(id(each) in trained for _, each in own):
+                lost = [(name, each) for name, each in own if id(each) not in later and _differs(weights, name, each)]
+                drawn = (self._objects.drawn_last.get(id(each)) for _, each in lost)
+                line = next((each for each in drawn if each is not None), line)
+                found.append({"call": "loaded", "line": line, **_part([name for name, _ in lost], weights)})
+            elif id(module) not in called:
+                others = [(name, each) for name, each in self._trained(trained) if id(each) not in loaded]
+                lost = [(name, each) for name, each in others if _differs(weights, name, each)]
+                part = _part([name for name, _ in lost], weights)
+                found.append({"call": "loaded_aside", "line": line, "gone": module is None, **part})
+            later |= {id(each) for _, each in own}
+        return found
+
+    def _trained(self, trained: set[int]) -> list[tuple[str, Any]]:
+        named = [each for _, root in self._objects.roots for each in root.named_parameters()]
+        return [(name, each) for name, each in named if id(each) in trained]
+
+
+def _part(lost: list[str], weights: Tensors) -> dict[str, Any]:
+    names = [module_facts.plain_name(name) for name in lost]
+    return {"lost": names[:_MOST_NAMES], "part": len(names) / max(1, len(weights))}
+
+
+def _states_of(held: Any, depth: int = 0) -> list[dict[str, Any]]:
+    """Return the mappings of names to tensors in what was read from a file."""
+    if not isinstance(held, dict) or depth > 2:
+        return []
+    own = {str(name): each for name, each in held.items() if hasattr(each, "is_floating_point")}
+    inner = [state for each in list(held.values())[:40] for state in _states_of(each, depth + 1)]
+    return [own, *inner] if own else inner
+
+
+def _weights_of(module: Any) -> Tensors:
+    named = dict(module.named_parameters())
+    if len(named) > _MOST_TENSORS or any(hasattr(each, "_local_tensor") or each.is_meta for each in named.values()):
+        return {}
+    return _described(named)
+
+
+def _described(named: dict[str, Any]) -> Tensors:
+    """Return what stands for tensors in floating point, by their plain names."""
+    kept = [(name, each) for name, each in named.items() if _is_weight(each)][:_MOST_TENSORS]
+    bits = fingerprints.bits_of([each for _, each in kept])
+    return {
+        module_facts.plain_name(name): [list(each.shape), str(each.dtype), own]
+        for (name, each), own in zip(kept, bits)  # noqa: B905 Python 3.9
+    }
+
+
+def _is_weight(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() and tensor.numel() >= _LEAST_ELEMENTS and tensor.dim() > 0)
+
+
+def _bits(files: list[Tensors]) -> list[set[Any]]:
+    return [{each[2] for each in file.values()} for file in files]
+
+
+def _fit(file: Tensors, weights: Tensors) -> bool:
+    """True if most tensors of a module have the names, shapes and types of a file's."""
+    fit = sum(name in file and file[name][:2] == each[:2] for name, each in weights.items())
+    return 2 * fit > len(weights)
+
+
+def _differs(weights: Tensors, name: str, tensor: Any) -> bool:
+    """True if a tensor has the name, the shape and the type of a weight that was loaded, and other numbers."""
+    known = weights.get(module_facts.plain_name(name))
+    if known is None or hasattr(tensor, "_local_tensor") or known[:2] != [list(tensor.shape), str(tensor.dtype)]:
+        return False
+    return bool(fingerprints.bits(tensor) != known[2])
