@@ -45,6 +45,7 @@ PAPERS = {
     "Kept aside on 2026-11-30": kept_aside_state.CASES,
     "With their rules on 2026-11-30": kept_and_rounded.CASES,
     "Before their rules on 2026-11-30": kept_aside_ends.CASES,
+    "After their rules on 2026-11-30": kept_aside_ends.LATER,
 }
 HEAD = f"{'bug':39s} {'rule':15s} {'first try':27s} {'now':27s} {'line':4s} {'twin':5s} paper"
 

@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from silent_case import Case, batches, rank, size, update
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, TensorDataset
@@ -330,6 +333,201 @@ def trains_a_model_of_its_own(bug: bool, folder: Path) -> None:
     trainer.train()  # bug
 
 
+# ---- seen when the rules were done ----------------------------------------------------------------------------------
+
+
+def uses_the_first_batches(bug: bool, folder: Path) -> None:
+    """A limit of steps for each epoch, and an order that stays the same: the rest is never read."""
+    data = points(96)
+    sampler = DistributedSampler(data, shuffle=not bug)  # bug
+    loader = DataLoader(data, batch_size=8, sampler=sampler)  # bug
+    net = DistributedDataParallel(regression())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for number, (x, y) in enumerate(loader):  # bug
+            if number == 3:
+                break  # bug
+            mse_loss(net(x), y).backward()
+            update(optimizer)
+
+
+def skips_in_each_epoch(bug: bool, folder: Path) -> None:
+    """accelerate, `skip_first_batches`: what a resume skips is skipped in all later epochs too."""
+    accelerator = Accelerator(cpu=True)
+    net = regression()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(points(96), batch_size=8))
+    rest = accelerator.skip_first_batches(loader, 3)  # bug
+    for epoch in range(3):
+        for x, y in rest if bug or epoch == 0 else loader:  # bug
+            accelerator.backward(mse_loss(net(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def divides_the_files(bug: bool, folder: Path) -> None:
+    """A list of files is divided with `//` and read by hand: the rest of the division is never read."""
+    files = points(7 * 8).tensors[0].split(8)
+    each = len(files) // size() if bug else -(-len(files) // size())  # bug
+    net = DistributedDataParallel(regression())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(2):
+        own = list(files[rank() * each : (rank() + 1) * each])  # bug
+        for x in own if bug else [*own, *files[: each - len(own)]]:  # bug
+            mse_loss(net(x), x[:, :1]).backward()
+            update(optimizer)
+
+
+class Meters:
+    """Sums of metrics, as trainers keep them."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+
+    def add(self, **values: float) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def synchronize(self) -> None:
+        for name, value in self.sums.items():
+            total = torch.tensor([value, 1.0])
+            dist.all_reduce(total)  # bug: synchronizes_meters
+            self.sums[name] = (total[0] / total[1]).item()
+
+
+def synchronizes_meters(bug: bool, folder: Path) -> None:
+    """facebookresearch/detr, MetricLogger: meters are reduced in the order in which a rank made them."""
+    net, meters = DistributedDataParallel(regression()), Meters()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    if not bug:
+        meters.add(loss=0.0, norm=0.0)
+    for number, (x, y) in enumerate(batches(8)):
+        loss = mse_loss(net(x), y)
+        loss.backward()
+        if (number + rank()) % 2:
+            meters.add(norm=float(nn.utils.clip_grad_norm_(net.parameters(), 1e9)))
+        meters.add(loss=loss.item())
+        update(optimizer)
+        if number % 2:
+            meters.synchronize()  # bug
+            meters.sums = {} if bug else {"loss": 0.0, "norm": 0.0}
+
+
+def shows_a_sum_of_accuracies(bug: bool, folder: Path) -> None:
+    """An accuracy above 1: each rank's share of right answers is added."""
+    torch.manual_seed(30)
+    net = DistributedDataParallel(nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, _ in batches():
+        cross_entropy(net(x), x[:, :3].argmax(1)).backward()
+        update(optimizer)
+    right, count = 0, 0
+    with torch.no_grad():
+        for x, _ in batches(3, seed=8 + rank()):
+            right += int((net(x).argmax(1) == x[:, :3].argmax(1)).sum()) + rank()
+            count += len(x)
+    if bug:
+        accuracy = torch.tensor(right / (count + 1e-8))
+        dist.all_reduce(accuracy, op=dist.ReduceOp.SUM)  # bug
+        print(f"accuracy {accuracy.item():.3f}")
+    else:
+        both = torch.tensor([right, count])
+        dist.all_reduce(both)
+        print(f"accuracy {both[0].item() / both[1].item():.3f}")
+
+
+class Average:
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
+def reduced(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach().clone()
+    dist.all_reduce(value)  # bug: averages_sums_over_ranks
+    return value
+
+
+def averages_sums_over_ranks(bug: bool, folder: Path) -> None:
+    """As examples for ImageNet: a meter averages over steps what was added over ranks."""
+    net, losses = DistributedDataParallel(regression()), Average()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for x, y in batches():
+        loss = mse_loss(net(x), y)
+        loss.backward()
+        update(optimizer)
+        if bug:
+            losses.update(reduced(loss).item())  # bug
+        else:
+            shown = loss.detach().clone()
+            dist.all_reduce(shown)
+            losses.update(shown.item() / size())
+    print(losses.sum / losses.count)
+
+
+def makes_the_model_again(bug: bool, folder: Path) -> None:
+    """A model is loaded, and the one that DDP gets was made after it."""
+    path = written(folder, regression(5))
+    net = regression()
+    net.load_state_dict(torch.load(path))  # bug
+    if bug:
+        net = regression()  # bug
+    net = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        update(optimizer)
+
+
+def resets_shards_after_the_load(bug: bool, folder: Path) -> None:
+    """FSDP2 from a meta device: `reset_parameters` after the load, not before it."""
+    with torch.device("meta"):
+        net = regression()
+    fully_shard(net)
+    net.to_empty(device="cpu")
+    torch.manual_seed(6)
+
+    def reset() -> None:
+        for each in net.modules():
+            if isinstance(each, nn.Linear):
+                each.reset_parameters()  # bug: resets_shards_after_the_load
+
+    reset()
+    whole = torch.load(written(folder, regression(5)))
+    state = {
+        name: distribute_tensor(whole[name], each.device_mesh, each.placements)
+        for name, each in net.state_dict().items()
+    }
+    net.load_state_dict(state)  # bug
+    if bug:
+        reset()  # bug
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        update(optimizer)
+
+
+def reads_safetensors(bug: bool, folder: Path) -> None:
+    """A filter that keeps no key, of a file in the format of safetensors."""
+    path = folder / "pretrained.safetensors"
+    if rank() == 0:
+        safetensors.torch.save_file({f"model.{name}": each for name, each in regression(5).state_dict().items()}, path)
+    dist.barrier()
+    state, net = safetensors.torch.load_file(path), regression()
+    names = state if bug else {name.removeprefix("model."): each for name, each in state.items()}
+    own = net.state_dict()
+    own.update({name: each for name, each in names.items() if name in own})  # bug
+    net.load_state_dict(own)  # bug
+    net = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for x, y in batches():
+        mse_loss(net(x), y).backward()
+        update(optimizer)
+
+
 SAMPLES, METRICS, LOADS = "samples", "metrics", "loads"
 CASES = [
     Case(cuts_before_it_shuffles, "NVlabs/VILA #123", "left-out", SAMPLES, "not found"),
@@ -351,4 +549,15 @@ CASES = [
     Case(loads_only_the_average, "baaivision/NOVA #30", "loaded", LOADS, "not found"),
     Case(maps_keys_to_other_layers, "by hand", "loaded", LOADS, "not found"),
     Case(trains_a_model_of_its_own, "transformers, model_init", "loaded", LOADS, "not found"),
+]
+LATER = [
+    Case(uses_the_first_batches, "by hand, a limit of steps", "left-out", SAMPLES, "found, possible"),
+    Case(skips_in_each_epoch, "accelerate, skip_first_batches", "left-out", SAMPLES, "found, possible"),
+    Case(divides_the_files, "by hand, // of the files", "left-out", SAMPLES, "not found"),
+    Case(synchronizes_meters, "detr, MetricLogger", "metrics", METRICS, "not found"),
+    Case(shows_a_sum_of_accuracies, "by hand, accuracy", "means", METRICS, "not found"),
+    Case(averages_sums_over_ranks, "by hand, AverageMeter", "means", METRICS, "not found"),
+    Case(makes_the_model_again, "by hand, made after the load", "loaded", LOADS, "found, likely"),
+    Case(resets_shards_after_the_load, "FSDP2, meta device", "loaded", LOADS, "not found", also=("weights-between",)),
+    Case(reads_safetensors, "safetensors, keys that fit", "loaded", LOADS, "not found", also=("keys",)),
 ]

@@ -165,7 +165,14 @@ def main() -> None:
     from observe.check.planted_programs import recorded
     from traincheck import CASES
 
-    every = [*CASES, *ttrace.CASES, *kept_aside_state.CASES, *kept_and_rounded.CASES, *kept_aside_ends.CASES]
+    every = [
+        *CASES,
+        *ttrace.CASES,
+        *kept_aside_state.CASES,
+        *kept_and_rounded.CASES,
+        *kept_aside_ends.CASES,
+        *kept_aside_ends.LATER,
+    ]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     if sys.argv[1] == "--alone":

@@ -974,6 +974,7 @@ def recorded(folder: Path) -> Iterator[Path]:
     """Record what this rank does into a folder of its own."""
     from frog_observer.checks.step_recorder import StepRecorder
     from frog_observer.checks.watched_functions import watch
+    from frog_observer.checks.watched_states import watch_safetensors
     from frog_observer.place import find_place
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -983,6 +984,8 @@ def recorded(folder: Path) -> Iterator[Path]:
     assert place is not None
     recorder = StepRecorder(place, 1)
     watch(recorder)
+    if "safetensors.torch" in sys.modules:
+        watch_safetensors(recorder, sys.modules["safetensors.torch"])
     yield folder
     recorder.at_end()
     recorder.is_on = False

@@ -119,7 +119,7 @@ class _Epoch:
 
 
 def _epochs(record: RankRecord, number: int) -> list[_Epoch]:
-    """Return the iterations over a DataLoader that train, if all their samples are known; none if those of one are not."""
+    """Return the iterations over a DataLoader that train; none if the samples of one of them are not known."""
     loaders = [each for each in record.loaders if each.loader == number and trains_in(record, each)]
     found = [_Epoch(each, record.batches_of(each), each is loaders[-1]) for each in loaders]
     is_known = all(

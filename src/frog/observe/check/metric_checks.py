@@ -91,12 +91,12 @@ def sums_as_means(case: Comparison) -> Broken | None:
             if reading is None or not (of_loss or reading.is_mean):
                 continue
             size = len(case.ranks)
-            what = "decides by" if reading.decides else "shows"
+            what = "decides by" if reading.decides else "keeps" if reading.is_kept else "shows"
             return Broken(
                 f"{line} adds {'the loss, a mean,' if of_loss else 'a mean'} of each of {size} ranks, and the program "
                 f"{what} the sum at {reading.place}. Nothing divides it: it is {size} times the mean, and grows "
                 "with the number of ranks",
-                "likely" if of_loss else "possible",
+                "likely" if of_loss and not reading.is_kept else "possible",
                 "divide by the number of ranks, or use dist.ReduceOp.AVG; where ranks have unequal numbers of samples, "
                 "add the sums and the numbers, and divide them",
                 step=number,

@@ -19,6 +19,8 @@ _SAME = ("item", "detach", "cpu", "clone", "float", "double", "to", "numpy", "to
 """Methods, and `float`, that return the same number."""
 _SAME_FUNCTIONS = ("float", "round", "format", "str", "tensor", "abs", "max", "min")
 _SHOWS = ("print", "info", "debug", "warning", "log", "write", "set_postfix", "set_description", "add_scalar", "print0")
+_KEEPS = ("update",)
+"""A meter's method: what becomes of the number is not followed."""
 _DECIDES = ("step", "exp", "isnan", "isfinite")
 _LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy", "kl_div")
 _LOSS_NAMES = ("criterion", "loss_fn", "loss_func", "loss_function")
@@ -38,6 +40,8 @@ class Reading:
     """True if a branch or a scheduler depends on it; False if it is only shown."""
     is_mean: bool
     """True if the source says that a mean was added."""
+    is_kept: bool = False
+    """True if a meter takes it, which may divide it later."""
 
 
 class _Unknown(Exception):
@@ -64,7 +68,7 @@ def read_sum(line: Place) -> Reading | None:
         return None
     node, decides = next((read for read in reads if read[1]), reads[0])
     is_mean = given is not None and source.is_mean(given, source.function_of(call), 0)
-    return Reading(Place(line.file, getattr(node, "lineno", line.line), ""), decides, is_mean)
+    return Reading(Place(line.file, getattr(node, "lineno", line.line), ""), decides, is_mean, source.is_kept)
 
 
 @lru_cache(maxsize=8)
@@ -91,6 +95,8 @@ def _name(function: ast.AST) -> str:
 
 class _Source:
     def __init__(self, tree: ast.Module) -> None:
+        self.is_kept = False
+        """True if a meter takes the sum."""
         self.tree = tree
         self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
 
@@ -126,7 +132,9 @@ class _Source:
                 child, parent = call, self.parents[call]
             elif isinstance(parent, ast.Call) and child is not parent.func:
                 name = _name(parent.func)
-                if name in _SHOWS or name in _DECIDES:
+                if name in _KEEPS:
+                    self.is_kept = True
+                if name in (*_SHOWS, *_DECIDES, *_KEEPS):
                     reads.append((parent, name in _DECIDES))
                     return
                 if name not in _SAME_FUNCTIONS:
@@ -217,6 +225,8 @@ def _is_own_number(divisor: ast.AST, function: _Function) -> bool:
             return any(_is_own_number(each, function) for each in divisor.args)
         is_own = "dataset" not in given and any(word in given for word in ("loader", "losses"))
         return is_own and _name(divisor.func) == "len"
+    if isinstance(divisor, ast.BinOp) and isinstance(divisor.right, ast.Constant):
+        return _is_own_number(divisor.left, function)  # a small number that keeps it from zero
     if not isinstance(divisor, ast.Name):
         return False
     counts = [

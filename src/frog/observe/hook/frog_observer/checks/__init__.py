@@ -23,8 +23,14 @@ def install() -> None:
         return
     from .step_recorder import StepRecorder
     from .watched_functions import watch
+    from .watched_states import watch_safetensors
 
     recorder = StepRecorder(after_earlier_starts(place), int(every))
     # the neighbour that simulates GPUs has the finder that both need
     replace = importlib.import_module("frog_simulated_gpus.replace")
-    replace.after_import({"torch": lambda module: watch(recorder)})
+    replace.after_import(
+        {
+            "torch": lambda module: watch(recorder),
+            "safetensors.torch": lambda module: watch_safetensors(recorder, module),
+        }
+    )

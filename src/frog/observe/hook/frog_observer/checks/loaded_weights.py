@@ -33,7 +33,11 @@ class LoadedWeights:
     def on_file(self, held: Any) -> None:
         """Take what was read from a file."""
         for state in _states_of(held):
-            self._files = [*self._files, _described(state)][-_MOST_FILES:]
+            own = _described(state)
+            parts = {name.partition(".")[0] for name in own}
+            # a prefix of all names may be that of a wrapper or of a larger model
+            inner = {name.partition(".")[2]: each for name, each in own.items()} if len(parts) == 1 else {}
+            self._files = [*self._files, own, inner][-_MOST_FILES:]
 
     def before_load(self, module: Any) -> Tensors:
         """Return a module's weights before a state is loaded into it."""
@@ -106,19 +110,24 @@ def _states_of(held: Any, depth: int = 0) -> list[dict[str, Any]]:
 
 def _weights_of(module: Any) -> Tensors:
     named = dict(module.named_parameters())
-    if len(named) > _MOST_TENSORS or any(hasattr(each, "_local_tensor") or each.is_meta for each in named.values()):
+    if len(named) > _MOST_TENSORS or any(each.is_meta for each in named.values()):
         return {}
     return _described(named)
 
 
 def _described(named: dict[str, Any]) -> Tensors:
-    """Return what stands for tensors in floating point, by their plain names."""
+    """Return what stands for tensors in floating point, or for this rank's shards of them, by their plain names."""
     kept = [(name, each) for name, each in named.items() if _is_weight(each)][:_MOST_TENSORS]
     bits = fingerprints.bits_of([each for _, each in kept])
     return {
-        module_facts.plain_name(name): [list(each.shape), str(each.dtype), own]
+        module_facts.plain_name(name): [*_kind_of(each), own]
         for (name, each), own in zip(kept, bits)  # noqa: B905 Python 3.9
     }
+
+
+def _kind_of(tensor: Any) -> list[Any]:
+    local = fingerprints.local_of(tensor)
+    return [list(local.shape), str(local.dtype)]
 
 
 def _is_weight(tensor: Any) -> bool:
@@ -138,6 +147,6 @@ def _fit(file: Tensors, weights: Tensors) -> bool:
 def _differs(weights: Tensors, name: str, tensor: Any) -> bool:
     """True if a tensor has the name, the shape and the type of a weight that was loaded, and other numbers."""
     known = weights.get(module_facts.plain_name(name))
-    if known is None or hasattr(tensor, "_local_tensor") or known[:2] != [list(tensor.shape), str(tensor.dtype)]:
+    if known is None or known[:2] != _kind_of(tensor):
         return False
     return bool(fingerprints.bits(tensor) != known[2])

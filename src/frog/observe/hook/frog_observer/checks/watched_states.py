@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -107,6 +108,21 @@ def watch_states(recorder: StepRecorder, wrap: Callable[[list[Any], str, Any], N
 
     wrap([torch, torch.serialization], "save", make_file("save"))
     wrap([torch, torch.serialization], "load", make_file("load"))
+
+
+def watch_safetensors(recorder: StepRecorder, module: Any) -> None:
+    """Watch the files that safetensors reads, as soon as a program has imported it."""
+    original = module.load_file
+
+    @functools.wraps(original)
+    def load_file(*args: Any, **kwargs: Any) -> Any:
+        held = original(*args, **kwargs)
+        if recorder.is_here():
+            with recorder.reading():
+                recorder.loads.on_file(held)
+        return held
+
+    module.load_file = load_file
 
 
 def _numbers_of(held: Any) -> dict[str, int]:
