@@ -96,6 +96,42 @@ KINDS = {
     "a program inside torch's folder": (raised("ImportError: cannot import name 'Random' from 'random' "
         f"({LIB}/torch/random.py)", (f"{LIB}/torch/__init__.py", "<module>", "import random"),
         (f"{LIB}/torch/random.py", "<module>", "import torch")), "user-file-shadows-standard-module"),
+    "quota of the cache of kernels": (raised("OSError: [Errno 122] Disk quota exceeded", MAIN, CACHE),
+        "cache-disk-full"),
+    "state of SGD": (raised("RuntimeError: invalid argument 3: sizes do not match at TensorMath.cu:27", MAIN,
+        (f"{LIB}/torch/optim/sgd.py", "step", "buf.mul_(momentum).add_(1 - dampening, d_p)")),
+        "optimizer-state-differs"),
+    "state of Adam": (raised("RuntimeError: Expected all tensors to be on the same device, but found two", MAIN,
+        (f"{LIB}/torch/optim/adam.py", "_single_tensor_adam", "exp_avg.lerp_(grad, 1 - beta1)")),
+        "optimizer-state-differs"),
+    "closure in an optimizer's step": (raised("RuntimeError: Expected all tensors to be on the same device",
+        (f"{LIB}/torch/optim/adam.py", "step", "loss = closure()"), MAIN), "different-devices"),
+    "file of SentencePiece": (raised("RuntimeError: Internal: src/sentencepiece_processor.cc(9) [model_proto->"
+        "ParseFromArray(serialized.data(), serialized.size())]", MAIN), "tokenizer-file-damaged"),
+    "file of tiktoken": (raised("ValueError: not enough values to unpack (expected 2, got 1)", MAIN,
+        (f"{LIB}/tiktoken/load.py", "load_tiktoken_bpe", "token, rank = line.split()")),
+        "tokenizer-file-of-another-kind"),
+    "a launcher's ssh": (raised("subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no n2 hostname' "
+        "returned non-zero exit status 255.", (f"{LIB}/deepspeed/launcher/runner.py", "main", "check_call(ssh)")),
+        "ssh-failed"),
+    "CUDA's word in a check of glog": ("F0925 14:07:56.489186 14091 math_functions.cu:79] Check failed: error == "
+        "cudaSuccess (74 vs. 0)  misaligned address\n*** Check failure stack trace: ***\n", "illegal-memory-access"),
+    "an older NCCL's connection": ("n1:90:91 [0] include/socket.h:403 NCCL WARN Connect to fe80::c4eb%6<57> failed : "
+        "Network is unreachable\n", "nccl-cannot-connect"),
+    "CUDA's number for out of memory": (raised("RuntimeError: src/indice_cuda.cu 124\ncuda execution failed with error "
+        "2", MAIN), "gpu-out-of-memory"),
+    "quotation marks of a forum": ("y Traceback (most recent call last): File \u201cnode.py\u201d, line 5, in run "
+        "ModuleNotFoundError: No module named \u2018dgl\u2019 Called process error\n", "module-not-found"),
+    "conda in the shell of a job": ("CommandNotFoundError: Your shell has not been properly configured to use 'conda "
+        "activate'.\nTo initialize your shell, run\n", "program-not-found"),
+    "a loss scale that cannot sink": ("[INFO] [stage2.py:1357:step] OVERFLOW! Rank 0 Skipping step. Attempted "
+        "loss scale: 0.0, reducing to 0.0\n", "loss-scale-vanished"),
+    "a task of TensorFlow": ("2026-05-25 11:10:57.934361: E tensorflow/core/base.cc:249] StartAbort DEADLINE_EXCEEDED\n"
+        "Additional GRPC error information from remote target /job:worker/replica:0/task:0:\n"
+        "2026-05-25 11:10:57.934547: F tensorflow/core/grpc_server_lib.cc:103] Non-OK-status: Stop()\n",
+        "tensorflow-task-lost"),
+    "EFA's plugin without an adapter": ("n1:22:572 [1] nccl_net_ofi_create_plugin:257 NCCL WARN NET/OFI aws-ofi-nccl "
+        "initialization failed\nn1:22:572 [1] NCCL INFO Using network Socket\n", "efa-not-used"),
 }  # fmt: skip
 
 
@@ -237,3 +273,95 @@ def test_circular_import_names_all_its_usual_causes(path: str) -> None:
     text = f"ImportError: cannot import name '_C' from partially initialized module 'x' (most likely due to y) ({path})"
     found = explain(text + "\n")
     assert (found.cause and found.cause.id, found.certain) == ("circular-import", False)
+
+
+# ---- the form of a line, whatever its words --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)", "killed"),
+        ("=   KILLED BY SIGNAL: 11 (Segmentation fault)", "segmentation-fault"),
+        ("*** SIGSEGV (@0x19) received by PID 11091 (TID 0x7f813c844700) from PID 25; stack trace: ***",
+         "segmentation-fault"),
+        ("  [SignalInfo: *** SIGBUS (@0x7f) received by PID 7 ***]", "bus-error"),
+        ("[n1:123] Signal: Bus error (7)", "bus-error"),
+        ("worker 3 finished, exit_code=0, exitcode = 136", "floating-point-exception"),
+        ("rank 3 exited with code 132", "illegal-instruction"),
+        ("process 0 terminated with exit code 3221226505", "segmentation-fault"),
+        ("process 0 terminated with exit code -1073741819", "segmentation-fault"),
+        ("Sending signal 9 (SIGKILL) to process 123", None),
+        ("downloaded 9 of 11 files, exit status 0", None),
+        ("signal 9 of 12 was sampled", None),
+    ],
+)  # fmt: skip
+def test_end_by_a_signal_is_read_in_any_words(line: str, id: str | None) -> None:
+    assert answer(line + "\n") == id
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "F1130 10:00:00.123456 77 engine.cc:33] Check failed: sizes.size() == 4 (3 vs. 4)",
+        "[2026-11-30 10:00:00,123 C 77 91] (raylet) node_manager.cc:33:  Check failed: sizes.size() == 4",
+        "2026-11-30 10:00:00.123456: F tensorflow/core/engine.cc:33] Check failed: sizes.size() == 4",
+    ],
+)
+def test_record_of_the_level_fatal_names_the_line_at_which_a_process_aborted_itself(line: str) -> None:
+    found = explain(f"step 3\n{line}\n")
+    assert found.cause is not None
+    assert (found.cause.text[:12], found.cause.frame and found.cause.frame.line) == ("Check failed", 33)
+    assert not found.certain, "what it checks may have been broken by another process"
+    assert "aborted its process at this line" in log_text("log", found)
+
+
+def test_worker_that_was_killed_is_no_proof_of_full_memory() -> None:
+    found = explain(raised("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", MAIN))
+    assert (found.cause and found.cause.id, found.certain) == ("loader-worker-killed", False)
+
+
+def test_tool_that_a_program_calls_is_no_process_of_the_job() -> None:
+    call = (f"{LIB}/tool.py", "ask", "subprocess.check_output(command)")
+    failed = "subprocess.CalledProcessError: Command '{}' returned non-zero exit status 6."
+    assert explain(raised(failed.format("['nvidia-smi']"), MAIN, call)).certain
+    assert explain(raised(failed.format("['python', 'a.py']"), MAIN, call)).cause is None
+
+
+def test_connection_that_broke_after_a_process_died_is_not_the_cause() -> None:
+    died = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+    broke = "n1:7:8 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2 with status=12 opcode=0\n"
+    assert answer(died + broke) == "ray-worker-died"
+    assert answer(broke + died) == "infiniband-failed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR 2026-11-30 10:00:00,649 launch_utils.py:545] ABORT!!! Out of all 4 trainers, the trainer process with "
+        "rank=[1, 2] was aborted. Please check its log.",
+        "LAUNCH ERROR 2026-11-30 10:00:54,385 Container failed !!!",
+        "[2026-11-30 10:00:11,062][__main__][ERROR] - Error executing job with overrides: ['lr=1']",
+        "FatalError: A serious error (Termination signal) is detected. [SignalInfo: *** SIGTERM (@0x9) received by 7]",
+    ],
+)
+def test_launchers_last_word_says_that_the_job_failed_and_no_more(line: str) -> None:
+    found = explain(f"step 3\n{line}\n")
+    assert found.cause is None
+    assert found.consequences
+
+
+def test_traceback_whose_repr_is_printed_in_one_line_is_read() -> None:
+    said = raised("ValueError: unknown system", ("/home/ada/env.py", "<module>", "main()"))
+    found = explain(f"({f'failed: {said}'!r}, 1)\n")
+    assert found.cause is not None
+    assert (found.cause.exception, str(found.cause.frame)) == ("ValueError", "/home/ada/env.py:7 in <module>")
+
+
+def test_exception_that_a_worker_passed_on_is_the_one_in_the_worker() -> None:
+    wrapped = raised("ValueError: Caught ValueError in DataLoader worker process 0.", MAIN)
+    found = explain(wrapped + "\nValueError: not enough values to unpack (expected 3, got 0)\n")
+    assert (found.cause and found.cause.text) == "ValueError: not enough values to unpack (expected 3, got 0)"
+    other = explain(wrapped + "\nKeyError: 'image'\n")
+    assert other.cause is not None
+    assert other.cause.text.startswith("ValueError: Caught"), "another class is no part of it"

@@ -97,6 +97,16 @@ def test_time_out_that_another_rank_reports_names_that_rank(tmp_path: Path) -> N
     assert (told.fault, told.rank) == ("collective-timeout", 13)
 
 
+def test_log_that_leaves_out_equal_lines_accuses_no_rank_without_one(tmp_path: Path) -> None:
+    ray = "(Worker pid={}) "
+    text = ray.format(4) + work(2).rstrip("\n") + " [repeated 2x across cluster]\n"
+    failed = "[rank0]:[E816 01:09:38.2 ProcessGroupNCCL.cpp:621] [Rank 0] Some NCCL operations have failed.\n"
+    (tmp_path / "job.err").write_text(ray.format(3) + failed + text)
+    told = diagnose_folder(tmp_path / "job.err")
+    assert (told.fault, told.rank) == ("collective-timeout", None)
+    assert "RAY_DEDUP_LOGS=0" in told.meaning
+
+
 def test_text_of_one_rank_alone_accuses_no_other(tmp_path: Path) -> None:
     (tmp_path / "job.err").write_text(work(3))
     told = diagnose_folder(tmp_path / "job.err")

@@ -13,7 +13,7 @@ from frog.observe.diagnose.known_errors.progress import Progress
 from frog.observe.diagnose.known_errors.questions import MOST_LINES
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
-from frog.observe.diagnose.known_errors.tracebacks import BEGIN, Frame, Traceback, TracebackReader
+from frog.observe.diagnose.known_errors.tracebacks import BEGIN, WRAPS, Frame, Traceback, TracebackReader
 from frog.observe.diagnose.known_errors.watchdog import Watchdog
 
 _MOST_FINDINGS = 2000
@@ -42,10 +42,12 @@ _SIGNAL_HANDLER = re.compile(r"sig\w{0,20}_handler|handle_sig")
 """A function that runs because the process is ended from outside: what fails in it only follows."""
 _TIME_OUT = re.compile(r"Timeout(?:Error|Expired|Exception)?$|TimedOut")
 _HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
+_DEATHS = ("killed", "ray-worker-died", "bus-error", "segmentation-fault", "floating-point-exception")
+"""Ids of symptoms that a process ended by itself, which explain that others lost the connection to it."""
 _ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
 """Ids of ends from outside, which also befall a job that hangs."""
 _BY_HAND = "cancelled"
-_AFTER_CANCEL = ("host-out-of-memory", "killed", "out-of-memory")
+_AFTER_CANCEL = ("host-out-of-memory", "loader-worker-killed", "killed", "out-of-memory")
 """Ids of ends that Slurm also reports of the processes of a job that a user stopped."""
 _MANY = 10
 """Number of equal warnings after which they explain why a user stopped the job."""
@@ -55,6 +57,19 @@ _LAUNCHERS = re.compile(
     r"|ExecuteUserScript|UnexpectedStatus|BackoffLimit"
 )
 """Names of exceptions with which a launcher reports the end of another process."""
+_TOOL = re.compile(
+    r"^(?:\w+\.)*CalledProcessError: Command ['\"\[]{1,3}(?:[\w./-]{0,200}/)?"
+    r"(?P<tool>ssh|pdsh|scp|rsync|git|wget|curl|nvidia-smi|rocm-smi|nvcc|g\+\+|gcc|c\+\+|cmake|make|ldconfig|which|where|tar"
+    r"|unzip|ffmpeg|hostname|scontrol)\b"
+)
+"""A tool that a program calls for itself: its failure is the program's own, not that of a process of the job."""
+FATAL = "fatal error"
+_FATAL = re.compile(
+    r"^(?:\[?F\d{4}\d{0,4} \d\d:\d\d:\d\d\.\d{1,9} {1,8}(?:\d{1,9} )?|C \d{1,9} \d{1,9}\] (?:\(\w{1,40}\) )?"
+    r"|F (?=\S{1,200}\.cc:\d))"
+    r"(?P<file>[^\s:]{1,200}):(?P<line>\d{1,7})(?:\]|:) {1,4}(?P<message>\S.{0,600})"
+)
+"""A record of glog's or TensorFlow's level FATAL, or of Ray's C: the library that writes it aborts its process."""
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _QUOTED = re.compile(r"\b\w+(?:Error|Exception): ")
 """An exception with its message, anywhere in a line."""
@@ -117,6 +132,8 @@ class Explanation:
     """The whole text, if it is short enough to be a description and shows no failure."""
     suspect: int | None = None
     """The one rank of a hang that is behind, absent or different."""
+    abridged: bool = False
+    """True if the log leaves out lines that other processes wrote too, so that a missing line says nothing."""
     rival: Finding | None = None
     """A known cause of another kind in the same log, which may be the first one as well."""
 
@@ -242,6 +259,10 @@ class LogReader:
             if _QUOTED_CODE.match(line.text) and level is not Level.CONSEQUENCE:
                 level = Level.ASIDE
             self._add(Finding(line, known, level, line.named_rank, line.text.strip(), is_remark=is_remark))
+        elif (fatal := _FATAL.match(line.text)) is not None:
+            frame = Frame(fatal["file"], int(fatal["line"]), "")
+            message = fatal["message"].strip()
+            self._add(Finding(line, None, Level.SYMPTOM, line.named_rank, message, FATAL, frame))
         else:
             self.quoted = self.quoted or _quoted_exception(line)
             if _LOOKS_LIKE_ERROR.search(line.text):
@@ -302,7 +323,7 @@ class LogReader:
     def explanation(self) -> Explanation:
         for traceback in self.tracebacks.rest():
             self._end(traceback)
-        findings = [finding for finding in self.findings if self._is_often_enough(finding)]
+        findings = [*_without_wrappers(finding for finding in self.findings if self._is_often_enough(finding))]
         failed = bool(self.consequences) or self.cut
         cause = first_cause([finding for finding in _in_time(findings) if _is_answer(finding, failed)], findings)
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
@@ -329,6 +350,7 @@ class LogReader:
             self.first_traceback if cause is None else None,
             "\n".join(self.beginning) if cause is None and not failed and self._is_short_text() else "",
             suspects[0] if len(suspects) == 1 else None,
+            self.watchdog.abridged,
             _rival(cause, findings),
         )
 
@@ -401,6 +423,19 @@ class LogReader:
         return tasks.pop() if len(tasks) == 1 else None
 
 
+def _without_wrappers(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Leave out an exception that only says that another one of its class follows, if that one is in the log too."""
+    wrapper: Finding | None = None
+    for finding in findings:
+        if wrapper is not None and (wrapper.exception, wrapper.line.file) != (finding.exception, finding.line.file):
+            yield wrapper
+        wrapper = finding if finding.known is None and WRAPS.match(finding.text.partition(": ")[2]) else None
+        if wrapper is None:
+            yield finding
+    if wrapper is not None:
+        yield wrapper
+
+
 def _quoted_exception(line: LogLine) -> Finding | None:
     match = None if _QUOTED_CODE.match(line.text) else _IN_QUOTES.search(line.text)
     if match is None or _LAUNCHERS.match(match["type"].rpartition(".")[2]):
@@ -411,7 +446,7 @@ def _quoted_exception(line: LogLine) -> Finding | None:
 
 def _is_launchers(traceback: Traceback) -> bool:
     """True if a launcher reports that another process failed."""
-    return _LAUNCHERS.match(traceback.name) is not None
+    return _LAUNCHERS.match(traceback.name) is not None and _TOOL.match(traceback.text) is None
 
 
 def _in_order(findings: Iterable[Finding]) -> list[Finding]:
@@ -466,7 +501,9 @@ def first_cause(findings: Sequence[Finding], shown: Sequence[Finding]) -> Findin
     candidates = [finding for finding in findings if finding.level is level]
     first = _first(candidates)
     if level is Level.CAUSE and first and first.known and first.known.yields:
-        first = _first([finding for finding in candidates if _ends_a_rank(finding)]) or first
+        earlier = [*_until(first, shown)]
+        death = _first([finding for finding in earlier if finding.id in _DEATHS and finding.level is Level.SYMPTOM])
+        first = _first([finding for finding in candidates if _ends_a_rank(finding)]) or death or first
     asides = [finding for finding in shown if finding.level is Level.ASIDE]
     warnings = [
         finding for finding in (*findings, *asides) if first and finding.known and first.id in finding.known.explains
@@ -475,6 +512,11 @@ def first_cause(findings: Sequence[Finding], shown: Sequence[Finding]) -> Findin
     if first is None or warning is None or warning.level is not Level.ASIDE:
         return warning or first
     return replace(warning, level=first.level)
+
+
+def _until(last: Finding, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Return the findings of the same file that come before one."""
+    return (each for each in findings if each.line.file == last.line.file and each.line.number < last.line.number)
 
 
 def _rival(cause: Finding | None, findings: Sequence[Finding]) -> Finding | None:

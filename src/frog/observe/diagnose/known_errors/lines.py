@@ -57,6 +57,9 @@ _TIMES = tuple(
         r"\[?[\w./]{1,80}:\d+\] ?",
     )
 )
+_QUOTED_FRAME = re.compile(r'\\n  File \\?"')
+_STRAIGHT = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
+"""Straight quotation marks for the curly ones that a forum or a word processor makes of them."""
 _GLOG = re.compile(r"^\[?[EWIF](?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d\.\d{1,9}) ")
 _IN_TEXT = re.compile(
     r"\[Rank (?P<rank>\d{1,6})\]|\bRank (?P<of_group>\d{1,6})\] |\brank[ :=]+(?P<word>\d{1,6})\b"
@@ -96,7 +99,7 @@ def clean_lines(lines: Iterable[str], file: str = "") -> Iterator[LogLine]:
     labelled = sum(_LABEL.match(line) is not None for line in written) > len(written) / 2
     ranks = (*_RANKS, _LABEL) if labelled else _RANKS
     for number, raw in enumerate(chain(first, lines), 1):
-        for version in raw[: 16 * MOST_CHARACTERS].rstrip("\r\n").split("\r"):
+        for version in _quoted_lines(raw[: 16 * MOST_CHARACTERS].rstrip("\r\n").split("\r")):
             text = version[:MOST_CHARACTERS]
             if match := _BAR_END.search(text):
                 yield _clean(number, text[: match.end()], file, ranks)
@@ -104,8 +107,16 @@ def clean_lines(lines: Iterable[str], file: str = "") -> Iterator[LogLine]:
             yield _clean(number, text, file, ranks)
 
 
+def _quoted_lines(versions: list[str]) -> Iterator[str]:
+    """Yield the lines of a text whose repr() a program printed in one line: a traceback has `\\n  File` in it then."""
+    for version in versions:
+        yield from version.split("\\n") if _QUOTED_FRAME.search(version) else [version]
+
+
 def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]) -> LogLine:
     text = _CONTROL.sub("", text)
+    if not text.isascii():
+        text = text.translate(_STRAIGHT)
     rank, moment, source = None, None, ""
     if text.startswith((">", "`")):  # quoted in Markdown
         text = text.lstrip(">").removeprefix(" ").lstrip("`")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
-from frog.observe.diagnose.known_errors.explain import Explanation, Finding
+from frog.observe.diagnose.known_errors.explain import FATAL, Explanation, Finding
 from frog.observe.diagnose.known_errors.questions import PAGE, asked, question_answer
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import Level
@@ -75,6 +75,12 @@ def _who(explanation: Explanation) -> str:
 def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
     """Return what a cause means, what to do, and how sure that is."""
     known = cause.known
+    if cause.exception == FATAL:
+        return (
+            "A library in native code found a state that must not be, and aborted its process at this line.",
+            "search for the message, and look at the lines above it; compare the versions of the libraries",
+            "The process ended here. Whether the end of another one led to it, the log does not show.",
+        )
     if known is None:
         return (
             f"This exception is none of the {len(known_errors().errors)} known errors; its text says what happened.",

@@ -38,6 +38,8 @@ def _entry(error: KnownError) -> str:
     remark = " ".join(filter(None, [_LEVELS[error.level], "" if error.sure else "The message has several causes."]))
     text = " ".join(filter(None, [error.cause, remark, f"**Do:** {error.advice}."]))
     messages = "\n".join(f"- `` {message.strip()} ``" for message in error.looks_like)
+    if error.signal is not None:
+        messages += f"\n- in any words: signal {error.signal}, exit code -{error.signal} or {128 + error.signal}"
     return f"### {error.id}{section}\n\n{_filled(text)}\n\n{messages}\n"
 
 

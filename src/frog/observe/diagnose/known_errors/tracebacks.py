@@ -22,7 +22,7 @@ _NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$")
 _ENDS = ("Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Failure", "Closed", "StopIteration", "Empty")
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3", "\\Lib\\", "/usr/lib/python")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
+WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 _RECORD = re.compile(
     r"\[|[EWIF]\d{4} |(?:WARNING|ERROR|INFO|DEBUG|CRITICAL)\b|srun|slurm|wandb|[\w.-]+:\d+:\d+ \[|[=─-]{5}|frame #"
     r"|terminate called|Exception raised from|.{0,80}?\d+%|Process |Killing |Unhandled error|Epoch|Loading|python"
@@ -120,7 +120,7 @@ class Traceback:
 
     @property
     def wraps_another(self) -> bool:
-        return bool(self.message) and _WRAPS.match(self.message[0]) is not None
+        return bool(self.message) and WRAPS.match(self.message[0]) is not None
 
     @property
     def is_bare_wrapper(self) -> bool:

@@ -30,6 +30,8 @@ _SIGNAL = re.compile(
 )
 _WORLD = re.compile(r"\bnranks (\d{1,6})\b|\bworld_size[=: ]{1,3}(\d{1,6})\b", re.IGNORECASE)
 _MOST_RANKS = 100_000
+_REPEATED = re.compile(r"\[repeated \d{1,9}x across cluster\]|message repeated \d{1,9} times")
+"""What Ray, or syslog, writes instead of lines that differ only in their numbers."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,14 @@ class Watchdog:
         self.reporter: int | None = None
         """The rank whose time-out the others report."""
         self.world_size = 0
+        self.abridged = False
+        """True if the log leaves out lines of other processes."""
         self.suspects: list[int] = []
         """Ranks that the sentences name as behind, absent or different."""
 
     def read(self, line: LogLine) -> None:
         text = line.text
+        self.abridged = self.abridged or ("repeated " in text and _REPEATED.search(text) is not None)
         if "WorkNCCL(" in text and len(self.waiting) < _MOST_RANKS and (work := _WORK.search(text)):
             numel, timeout = work["numel"], work["timeout"]
             self._add(
@@ -100,7 +105,15 @@ class Watchdog:
         """Describe who waited where, and who is behind or absent."""
         if not self.waiting:
             return self._reported()
-        return [*_calls(self.waiting.values()), *self._sizes(), *(self._behind() or self._absent()), *self._reported()]
+        return [*_calls(self.waiting.values()), *self._sizes(), *self._compared(), *self._reported()]
+
+    def _compared(self) -> list[str]:
+        if self.abridged:
+            return [
+                "The log leaves out such lines of other ranks (`[repeated …x across cluster]`), so it does not show "
+                "who is behind or absent: RAY_DEDUP_LOGS=0 keeps them."
+            ]
+        return self._behind() or self._absent()
 
     def _one_group(self) -> bool:
         """True if no line names two process groups, whose numbers would not be comparable."""

@@ -30,6 +30,7 @@ _SAME_END = {
     "slurm-preempted": "preempted",
     "slurm-node-failed": "node",
     "host-out-of-memory": "memory",
+    "loader-worker-killed": "loader",
     "cancelled": "interrupted",
     "killed": "kill",
 }
@@ -92,8 +93,9 @@ def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bo
         if diagnosis.fault in _OF_CALLS and (cause.exception is None or _is_survived(evidence, cause)):
             return False
         return cause.level is Level.CAUSE and not diagnosis.certain and diagnosis.fault not in _OF_EXCEPTIONS
-    if diagnosis.fault == "gone" and log is not None and log.details and len(evidence.ranks) * 2 <= len(evidence.world):
-        return True  # most ranks have no line in this text, which says nothing about them
+    few = len(evidence.ranks) * 2 <= len(evidence.world)
+    if diagnosis.fault == "gone" and log is not None and log.details and (few or log.abridged):
+        return True  # most ranks have no line in this text, or it leaves lines out: that says nothing about them
     return cause.level is Level.CAUSE or diagnosis.fault not in (*_OF_WAITS, *_OF_ENDS)
 
 

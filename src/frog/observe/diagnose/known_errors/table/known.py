@@ -17,6 +17,23 @@ GAP = "…"
 """Replaces numbers and names in a message, as in docs/troubleshooting.md."""
 _MOST_IN_A_GAP = 300
 _GRAM = 5
+_END_BY_SIGNAL = re.compile(
+    r"(?:exit ?codes?|exit ?status|status code|return ?code|exited with(?: code)?)\s{0,3}[:=]?\s?"
+    r"(?:-(?P<negative>[4-9]|11|15)|(?P<shells>13[24-79]|143)|(?P<windows>32212\d{5}|-107374\d{4}))\b"
+    r"|\bsignal:? (?:[a-z ]{1,40}\()?(?P<number>[4-9]|11|15)\b(?! ?(?:of|/|\.\d))"
+    r"|(?:\bsignals\.|\bsignal |\*\*\* )(?P<name>sig(?:ill|abrt|bus|fpe|kill|segv|term))\b"
+    r"|\b(?P<received>sig(?:ill|abrt|bus|fpe|kill|segv|term)) is received"
+)  # fmt: skip
+"""An end by a signal in the words of a launcher or of a crash handler: Python's negative codes, a shell's 128 + N, a
+status of Windows."""
+_SIGNALS = {
+    "sigill": 4, "sigabrt": 6, "sigbus": 7, "sigfpe": 8, "sigkill": 9, "sigsegv": 11, "sigterm": 15,
+}  # fmt: skip
+"""Linux's numbers, whatever system reads the log."""
+_OF_WINDOWS = {0xC0000005: 11, 0xC000001D: 4, 0xC0000094: 8, 0xC00000FD: 11, 0xC0000374: 11, 0xC0000409: 11}
+"""Windows' words for the same: an access that is not allowed, a stack or a heap that is damaged."""
+_SENT = re.compile(r"\b(?:send|sent|sending)\b.{0,40}\bsignal (?:\d|sigkill)")
+"""Says that a launcher ends another process with a signal."""
 
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -69,6 +86,8 @@ class KnownError(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Pieces of files, functions and source lines, of which the exception's traceback must have one."""
     least: Annotated[int, msgspec.Meta(ge=1)] = 1
     """How often a log must have the message."""
+    signal: int | None = None
+    """Number of the signal whose end it is: each form of it counts (exit code -9 or 137, signal 9, SIGKILL)."""
 
     def level_of(self, in_traceback: bool) -> Level:
         return self.level if in_traceback or self.alone is None else self.alone
@@ -79,6 +98,7 @@ class KnownErrors:
 
     def __init__(self, errors: tuple[KnownError, ...]) -> None:
         self.errors = errors
+        self._of_signal = {error.signal: number for number, error in enumerate(errors) if error.signal is not None}
         self._index: dict[str, list[tuple[int, _Pattern]]] = {}
         patterns = [
             (number, _Pattern.of(message)) for number, error in enumerate(errors) for message in error.looks_like
@@ -102,6 +122,8 @@ class KnownErrors:
             for number, pattern in self._index[gram]
             if pattern.is_in(lowered) and _has_code(self.errors[number], code)
         ]
+        if (ended_by := signal_of(lowered)) in self._of_signal:
+            numbers.append(self._of_signal[ended_by])
         return self.errors[min(numbers)] if numbers else None
 
 
@@ -124,6 +146,20 @@ class _Pattern:
     def _whole(self) -> re.Pattern[str]:
         """The parts with their gaps as a pattern; compiled when a text contains the longest part."""
         return re.compile(f".{{0,{_MOST_IN_A_GAP}}}?".join(map(re.escape, self.parts)), re.DOTALL)
+
+
+def signal_of(lowered: str) -> int | None:
+    """Return the number of the signal by which a process ended, if a text in lower case says so."""
+    if not any(word in lowered for word in ("sig", "exit", "return", "status code")):
+        return None
+    match = _END_BY_SIGNAL.search(lowered)
+    if match is None or _SENT.search(lowered):
+        return None
+    if name := match["name"] or match["received"]:
+        return _SIGNALS[name]
+    if match["windows"]:
+        return _OF_WINDOWS.get(int(match["windows"]) % 2**32)
+    return int(match["negative"] or match["number"] or int(match["shells"]) - 128)
 
 
 def _has_code(error: KnownError, code: str) -> bool:
