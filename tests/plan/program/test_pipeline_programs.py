@@ -16,12 +16,14 @@ import torch
 from frog.core.errors import FrogError
 from frog.plan.estimate.hardware import clusters
 from frog.plan.program.messages_rank import _arrive
+from frog.plan.program.program_memory import memory_of
 from frog.plan.program.program_process import Request, record_program
 from frog.plan.program.ranks_together import play_together
 from frog.plan.program.recording_rank import CannotFake
 
 CLUSTER = clusters()["h100x8"]
 MESSAGES = Path(__file__).with_name("planned_messages.py")
+TRACKED = Path(__file__).with_name("tracked_pipeline.py")
 PIPELINE = Path(__file__).parents[3] / "config" / "gpt_pipeline.py"
 WIDTH, LAYERS, VOCAB, LENGTH, MICRO = 128, 4, 512, 64, 4
 """Sizes of the pipeline; each micro-batch is one sequence."""
@@ -36,10 +38,16 @@ def record(folder: Path, program: Path, *arguments: str) -> tuple[Facts, str]:
     return facts, (folder / "output").read_text()
 
 
+SIZES = [
+    f"--{name}={value}"
+    for name, value in {
+        "layers": LAYERS, "width": WIDTH, "vocab": VOCAB, "length": LENGTH, "batch": MICRO, "micro": MICRO, "stages": 2
+    }.items()
+]  # fmt: skip
+
+
 def pipeline(folder: Path, schedule: str) -> Facts:
-    sizes = {"layers": LAYERS, "width": WIDTH, "vocab": VOCAB, "length": LENGTH, "batch": MICRO, "micro": MICRO}
-    words = [f"--{name}={value}" for name, value in {**sizes, "stages": 2, "schedule": schedule}.items()]
-    return record(folder, PIPELINE, *words)[0]
+    return record(folder, PIPELINE, *SIZES, f"--schedule={schedule}")[0]
 
 
 def messages_of(facts: dict[str, Any]) -> list[list[Any]]:
@@ -49,6 +57,11 @@ def messages_of(facts: dict[str, Any]) -> list[list[Any]]:
 @pytest.fixture(scope="module")
 def one_f_one_b(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     return pipeline(tmp_path_factory.mktemp("1f1b"), "1f1b")
+
+
+@pytest.fixture(scope="module")
+def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return pipeline(tmp_path_factory.mktemp("interleaved"), "interleaved")
 
 
 def products(facts: dict[str, Any]) -> int:
@@ -97,9 +110,19 @@ def test_the_stages_end_their_step_together_and_wait_for_each_other(one_f_one_b:
     assert min(time.waiting for time in times.values()) > 0
 
 
-def test_interleaved_stages_of_a_rank_make_one_step_with_two_optimizers(tmp_path: Path) -> None:
+def test_a_stage_holds_as_many_bytes_as_torch_tracks(one_f_one_b: Facts, interleaved: Facts) -> None:
+    """torch's MemTracker runs the same stages without Frog: every byte of the peaks is the same."""
+    command = [sys.executable, str(TRACKED), "0 1", "1f1b interleaved", str(PIPELINE), *SIZES]
+    ended = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert ended.returncode == 0, ended.stderr
+    tracked = {(name, int(rank)): int(peak) for name, rank, peak in map(str.split, ended.stdout.splitlines())}
+    recorded = {"1f1b": one_f_one_b, "interleaved": interleaved}
+    assert {(name, rank): memory_of(recorded[name][rank]).allocated for name, rank in tracked} == tracked
+
+
+def test_interleaved_stages_of_a_rank_make_one_step_with_two_optimizers(interleaved: Facts) -> None:
     """Each rank has two of the four stages, and an optimizer for each."""
-    facts = pipeline(tmp_path, "interleaved")
+    facts = interleaved
     assert [found["steps"] for found in facts.values()] == [2, 2]
     assert sum(map(products, facts.values())) == 6 * MICRO * LENGTH * (LAYERS * 12 * WIDTH * WIDTH + VOCAB * WIDTH)
     sent = Counter(row[0] for found in facts.values() for row in messages_of(found))
