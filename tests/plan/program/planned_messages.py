@@ -4,6 +4,7 @@ With the word `wait`, both ranks begin by waiting for the other.
 """
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,8 @@ for step in range(100):
             y.backward(grad)
     optimizer.step()
     optimizer.zero_grad()
+    torch.cuda.synchronize()
+    print(f"rank {rank}, step {step} ended at {time.perf_counter()}")
     seen = [None]
     if is_first:
         dist.send_object_list([f"step {step} of rank {rank}"], peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -139,6 +140,11 @@ def test_shapes_and_objects_arrive_in_a_pipeline_by_hand(tmp_path: Path) -> None
     assert sizes == {3 * 8: 3, 4 * 2 * 32 * 64: 2 * 3}
     times = play_together(facts, CLUSTER, 8)
     assert times[4].groups[2, 4].kinds == {"recv": 2 * 3, "send": 3}
+    ends = {(rank, step): float(re.search(rf"rank {rank}, step {step} ended at (.*)", output)[1])  # type: ignore[index]
+            for rank in (0, 4) for step in (0, 1)}  # fmt: skip
+    for rank in (0, 4):  # the program's own clock waits for the other stage's messages, as the plan does
+        assert ends[rank, 1] - ends[rank, 0] == pytest.approx(times[rank].total, rel=0.02)
+        assert times[rank].waiting > 0.1 * times[rank].total
 
 
 def test_a_received_tensor_of_another_size_is_named_with_both_lines() -> None:

@@ -47,7 +47,7 @@ class Stage(pipelining.PipelineStage):
 
 
 def know_shapes(schedule, stages, *args):
-    """Say that the stages were given their shapes; torch's own function asks the other ranks whether they know theirs."""
+    """Say that the stages were given their shapes; torch's own function asks the other ranks for theirs."""
     for stage in stages:
         stage._inference_mode = schedules.InferenceMode.STATIC
 

@@ -37,7 +37,8 @@ class PostOffice:
     """The folder through which the processes of a planned program exchange messages.
 
     `message-NAME` is a message, `wanted-RANK` asks for the process of a rank, `waits-RANK` says for which message a
-    process waits, and `ended-RANK` that it sends nothing more.
+    process waits, and `ended-RANK` that it sends nothing more. `arrived-RANK-NAME` has the planned time at which a rank
+    is ready for a message.
     """
 
     def __init__(self, folder: Path, rank: int, recorder: Recorder) -> None:
@@ -65,6 +66,21 @@ class PostOffice:
         content = pickle.loads(path.read_bytes())
         path.unlink()
         return content
+
+    def arrive(self, name: str, rank: int, at: float) -> None:
+        """Say when a rank is ready for a message."""
+        self._write(f"arrived-{rank}-{name}", pickle.dumps(at))
+
+    def ready(self, name: str, line: int) -> float:
+        """Wait until both sides of a message have said when they are ready for it, and return the later time.
+
+        Raises:  as take.
+        """
+        paths = {int(rank): self.folder / f"arrived-{rank}-{name}" for rank in name.split("-")[1:3]}
+        for rank, path in paths.items():
+            if not path.exists():
+                self._wait(path, rank, self.recorder.lines[line])
+        return max(pickle.loads(path.read_bytes()) for path in paths.values())
 
     def _wait(self, path: Path, peer: int, line: str) -> None:
         """Wait for a file. The starting process ends this one if all processes wait."""
@@ -114,8 +130,9 @@ class Work:
 class Messages:
     """`send`, `recv` and their relatives of torch.distributed."""
 
-    def __init__(self, recorder: Recorder, office: PostOffice) -> None:
-        self.recorder, self.office, self.rank = recorder, office, office.rank
+    def __init__(self, recorder: Recorder, office: PostOffice, catch_up: Callable[[], None]) -> None:
+        """catch_up: plays the recorded rows, so that the peers of a message learn when this rank is ready for it."""
+        self.recorder, self.office, self.rank, self.catch_up = recorder, office, office.rank, catch_up
         self._keys = itertools.count()
         self._numbers: Counter[str] = Counter()
 
@@ -186,6 +203,7 @@ class Messages:
         group, peers = messages[0][3], sorted({message[2] for message in messages})
         communicator = f"group {_group_name(group)}" if is_batch else f"pair {peers[0]}"
         self.recorder.rows.append(["messages", line, self.recorder.which_pass(), key, communicator, rows])
+        self.catch_up()
 
         def finish() -> None:
             for tensor, peer, name in received:

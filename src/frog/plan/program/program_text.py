@@ -13,7 +13,7 @@ from frog.plan.estimate.hardware import Cluster
 from frog.plan.memory import fit_warning
 from frog.plan.program.program_memory import KINDS, ProgramMemory, memory_of
 from frog.plan.program.program_time import ProgramTime
-from frog.plan.program.ranks_together import play_together
+from frog.plan.program.ranks_together import play_together, shared_groups
 
 _Key = TypeVar("_Key")
 _GIB = 2**30
@@ -174,8 +174,8 @@ def _notes(plan: ProgramPlan) -> Iterator[str]:
     if facts["clock_readings"]:
         read = f"it read the planned time {facts['clock_readings']} x from `time` and CUDA events"
         yield f"the program's own clock: {read}, so the speeds that it prints are simulated"
-        if len(plan.of_rank) > 1:
-            yield "that clock does not wait for the other ranks, so a pipeline prints a shorter step than this plan"
+        if any(shared_groups(plan.of_rank).values()):
+            yield "that clock waits for messages, but not for other ranks in a collective: it may print a shorter step"
     for line, (what, number) in facts["answered"].items():
         yield f"{line}: {what} answered by a constant, {number} x"
     for name, number in facts["no_rule"].items():

@@ -34,8 +34,8 @@ class Meetings(Protocol):
     def arrive(self, name: str, rank: int, at: float) -> None:
         """Note that a rank is ready."""
 
-    def ready(self, name: str) -> float:
-        """Return when the last rank is ready. Raises NotYet."""
+    def ready(self, name: str, line: int) -> float:
+        """Return when the last rank is ready. Raises NotYet. line: the index of this rank's line."""
 
 
 @dataclass
@@ -412,7 +412,9 @@ class StepClock:
         """Compute when a meeting ends. Raises NotYet."""
         meeting = self.open[name]
         self.waits_at = meeting.line
-        others = [self.meetings.ready(name) for name in meeting.names] if self.meetings is not None else []
+        others = (
+            [self.meetings.ready(name, meeting.line) for name in meeting.names] if self.meetings is not None else []
+        )
         ready = max([meeting.start, *others])
         del self.open[name]
         end = ready + meeting.seconds

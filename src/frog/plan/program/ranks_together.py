@@ -28,7 +28,7 @@ class Meetings:
         """Note that a rank is ready for a message or a collective."""
         self.arrived[name][rank] = at
 
-    def ready(self, name: str) -> float:
+    def ready(self, name: str, line: int) -> float:
         """Return when the last of its ranks is ready.
 
         Raises:  NotYet if one of them has not reached it.
@@ -47,7 +47,7 @@ def play_together(
 
     Raises:  FrogError if ranks wait for each other forever.
     """
-    shared = _shared_groups(facts)
+    shared = shared_groups(facts)
     meetings = Meetings(_members(facts, shared))
     clocks = {rank: StepClock(cluster, constants, rank=rank, meetings=meetings, shared=shared[rank]) for rank in facts}
     ranks = {rank: _play(clocks[rank], facts[rank], num_gpus) for rank in facts}
@@ -84,7 +84,7 @@ def _play(clock: StepClock, facts: dict[str, Any], num_gpus: int) -> Iterator[Pr
                 yield f"{missing} at {facts['lines'][clock.waits_at]}"
 
 
-def _shared_groups(facts: Mapping[int, dict[str, Any]]) -> dict[int, dict[int, str]]:
+def shared_groups(facts: Mapping[int, dict[str, Any]]) -> dict[int, dict[int, str]]:
     """Return the groups in which several of these ranks communicate equally often, by rank and index: their names."""
     num_calls: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for rank, found in facts.items():

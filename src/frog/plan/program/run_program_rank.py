@@ -130,7 +130,7 @@ def main() -> None:
     office = PostOffice(Path(request["folder"]), request["rank"], recorder)
     _seed(office.rank)
     cluster = pickle.loads((office.folder / "cluster").read_bytes())
-    run = Run(recorder, VirtualClock(recorder, cluster, world_size, office.rank), request["steps"])
+    run = Run(recorder, VirtualClock(recorder, cluster, world_size, office.rank, office), request["steps"])
     error = None
     try:
         _execute(run, program, request["arguments"], office, world_size)
@@ -187,7 +187,7 @@ def _execute(run: Run, program: str, arguments: list[str], office: PostOffice, w
     recorder = run.recorder
     stand_in_rank.Replicated.recorder = recorder
     stand_in_cuda_rank.stand_in_for_cuda(recorder, run.clock)
-    stand_in_rank.stand_in_for_distributed(recorder, office, world_size)
+    stand_in_rank.stand_in_for_distributed(recorder, office, world_size, run.clock.catch_up)
     stand_in_rank.stand_in_for_torch(recorder, run.notes)
     register_optimizer_step_pre_hook(run.before)
     register_optimizer_step_post_hook(run.after)

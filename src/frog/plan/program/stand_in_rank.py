@@ -349,7 +349,9 @@ def _foreach_optimizers() -> None:
 # ---- torch.distributed -----------------------------------------------------------------------------------------------
 
 
-def stand_in_for_distributed(recorder: Recorder, office: PostOffice, world_size: int) -> None:
+def stand_in_for_distributed(
+    recorder: Recorder, office: PostOffice, world_size: int, catch_up: Callable[[], None]
+) -> None:
     """Replace the process group, meshes, messages, DDP, and what of FSDP and DTensor needs real tensors.
 
     Raises:  CannotFake if this version of torch has no fake process group.
@@ -381,7 +383,7 @@ def stand_in_for_distributed(recorder: Recorder, office: PostOffice, world_size:
 
     _replace(objects, all_gather_object)
     _replace(dist.broadcast_object_list, lambda *args, **kwargs: None)
-    for name, function in Messages(recorder, office).functions().items():
+    for name, function in Messages(recorder, office, catch_up).functions().items():
         _replace(getattr(dist, name), function)
     _meshes()
     _fsdp(recorder)

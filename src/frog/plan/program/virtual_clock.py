@@ -1,8 +1,8 @@
 """The cluster's time in a program that is planned: what it reads from `time`, and from CUDA events.
 
 The rows of the program are played as they come. Python's clock advances with what it launches and with what it waits
-for, so a program that synchronizes before it reads the time prints what it would print on the cluster. What Python does
-outside of torch takes no time here.
+for, so a program that synchronizes before it reads the time prints what it would print on the cluster. A message starts
+when both of its ranks are ready: their processes tell each other. What Python does outside of torch takes no time here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.program.program_time import StepClock
+from frog.plan.program.program_time import Meetings, StepClock
 from frog.plan.program.recording_rank import Recorder, is_frog_or_torch
 
 _TICK_S = 1e-6
@@ -30,9 +30,11 @@ _Function = type(time.sleep)
 class VirtualClock:
     """The planned time since the program started."""
 
-    def __init__(self, recorder: Recorder, cluster: Cluster, num_gpus: int, rank: int = 0) -> None:
+    def __init__(
+        self, recorder: Recorder, cluster: Cluster, num_gpus: int, rank: int = 0, meetings: Meetings | None = None
+    ) -> None:
         self.recorder, self.num_gpus = recorder, num_gpus
-        self.clock = StepClock(cluster, rank=rank)
+        self.clock = StepClock(cluster, rank=rank, meetings=meetings)
         self.num_asked = 0
         """How often the program asked for a time."""
         self._num_played = 0
@@ -45,9 +47,11 @@ class VirtualClock:
             return
         self._is_playing = True
         rows = self.recorder.rows
-        self.clock.play_rows(rows[self._num_played :])
-        self._num_played = len(rows)
-        self._is_playing = False
+        try:
+            self.clock.play_rows(rows[self._num_played :])
+        finally:  # the peer of a message may have ended
+            self._num_played = len(rows)
+            self._is_playing = False
 
     def end_step(self) -> None:
         """Add what a step takes as a whole; the recorder begins a new list of rows."""
