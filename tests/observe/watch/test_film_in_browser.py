@@ -67,7 +67,8 @@ def state(tab: Tab) -> dict[str, Any]:
 def doing(tab: Tab, rank: int) -> str:
     """Return what the page says of a rank at the present moment."""
     tab.run("frogWatch.settle()")
-    return str(tab.run(f"document.querySelectorAll('.rank-row:not(.rank-head) .doing')[{rank}].textContent"))
+    said = tab.run(f"document.querySelectorAll('.rank-row:not(.rank-head) .doing')[{rank}].textContent")
+    return str(said).replace("\u00a0", " ")
 
 
 def test_hang_is_shown_with_its_picture_and_for_whom_each_rank_waits(tab: Tab, tmp_path: Path) -> None:
@@ -75,6 +76,7 @@ def test_hang_is_shown_with_its_picture_and_for_whom_each_rank_waits(tab: Tab, t
     assert state(tab)["cursor"] == 3 * SECOND  # the first failure
     assert doing(tab, 0) == "in barrier at prog.py:3 no. 2 waits for ranks 1, 2 and 3"
     assert doing(tab, 3) == "in all_reduce of 4 float at prog.py:5 no. 2 waits for rank 0"
+    assert tab.run("document.getElementById('key').textContent").endswith("waits for other ranks")
     assert tab.run("[...document.querySelectorAll('.waits svg')].filter(svg => svg.clientWidth > 0).length") == 1
     assert tab.run("[...document.querySelectorAll('.meant')].map(line => line.textContent.trim()).join('|')") == (
         "3      dist.barrier()|5      dist.all_reduce(x)"

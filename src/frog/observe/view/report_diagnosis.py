@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 from frog.core.errors import FrogError
@@ -20,6 +21,7 @@ _AROUND = 3
 """Lines of source to show before and after a line."""
 _MOST_BYTES = 1 << 20
 _MOST_EVIDENCE = 12
+_CODE = re.compile(r"`([^`]+)`")
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: \((?P<function>.+)\))?")
 
 
@@ -55,6 +57,17 @@ class ShownDiagnosis:
     """Who waits for whom; empty if no rank waits for another."""
 
     @property
+    def headline(self) -> str:
+        """The finding as HTML, with a capital letter."""
+        begins = re.match(r"(rank|ranks|all|collective|every|the|a) ", self.finding)
+        return code_marked(self.finding[:1].upper() + self.finding[1:] if begins else self.finding)
+
+    @property
+    def advice_lines(self) -> list[str]:
+        """What to do, one after the other, as HTML."""
+        return [code_marked(line) for line in self.advice.splitlines()]
+
+    @property
     def picture(self) -> str:
         """The same as a picture: HTML in which all text is escaped."""
         return draw_waits(self.waits)
@@ -79,6 +92,11 @@ def shown_diagnosis(folder: RunFolder, roots: list[Path], num_ranks: int) -> Sho
         [" ".join(line.split()) for line in diagnosis.evidence[:_MOST_EVIDENCE]],
         waits_of(folder),
     )
+
+
+def code_marked(text: str) -> str:
+    """Return a text as HTML, in which `...` is code; all else is escaped."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def source_roots(program: ProgramInfo | None) -> list[Path]:

@@ -42,9 +42,7 @@ def write_timeline(folder: RunFolder, output: Path | None = None) -> Path:
 
 def saved_page(film: Film) -> str:
     """Return the page with a film in it."""
-    return _page(
-        {"film": film_message(film), "written": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}, film.name
-    )
+    return _page({"film": film_message(film), "written": f"{dt.datetime.now(dt.UTC):%Y-%m-%d at %H:%M UTC}"}, film.name)
 
 
 def live_page(name: str) -> str:

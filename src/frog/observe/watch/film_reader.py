@@ -456,7 +456,7 @@ def _shown_event(event: AnyLauncherEvent, start_ns: int, stalled_ns: int | None)
                 FilmEvent(at, None, "end" if event.ends else "note", event.text.partition("\n")[0]),
             ]
         case NodeEvent() if event.code:
-            return [FilmEvent(at, None, "end", f"node {event.host} ended: {describe_exit(event.code)}")]
+            return [FilmEvent(at, None, "end", f"node {event.host} {describe_exit(event.code)}")]
         case ReplaceEvent():
             return [FilmEvent(at, event.rank, "note", f"is replaced by process {event.pid}")]
         case ReturnEvent():

@@ -103,9 +103,10 @@
     if (name) made.className = name;
     return made;
   }
+  const inMs = () => film.end < SECOND / 2;
   function clock(us) {
     const seconds = us / SECOND;
-    if (film.end < 2 * SECOND) return `${(us / 1000).toFixed(1)} ms`;
+    if (inMs()) return `${(us / 1000).toFixed(1)} ms`;
     if (film.end < 120 * SECOND) return `${seconds.toFixed(film.end < 20 * SECOND ? 3 : 2)} s`;
     const whole = Math.floor(seconds), hours = Math.floor(whole / 3600);
     const rest = `${String(Math.floor(whole / 60) % 60).padStart(2, "0")}:${String(whole % 60).padStart(2, "0")}`;
@@ -132,8 +133,8 @@
     byId("about").textContent = `${film.lanes.length} rank${film.lanes.length === 1 ? "" : "s"}`;
     byId("still").textContent = film.still_s >= 5 ? `no progress for ${Math.round(film.still_s)} s` : "";
     if (!before || before.diagnosis !== film.diagnosis) byId("finding").innerHTML = film.diagnosis;  // escaped text, and no script runs
-    byId("failure").hidden = film.failure === null;
-    byId("follow").hidden = !film.is_live;
+    byId("failure").hidden = byId("failure-key").hidden = film.failure === null;
+    byId("follow").hidden = byId("live-key").hidden = !film.is_live;
     for (const id of ["step-back", "step-on"]) byId(id).disabled = !stepAt.length;
     for (const id of ["event-back", "event-on"]) byId(id).disabled = !film.events.length;
     if (!before || before.events !== film.events) tellEvents();
@@ -146,7 +147,7 @@
     }));
     byId("network").textContent = film.network;
     byId("notes-section").hidden = !film.notes.length && !data.written;
-    const written = data.written ? [`Saved at ${data.written}; the page holds the whole film and needs no network.`] : [];
+    const written = data.written ? [`Saved on ${data.written}. The page holds the whole run and needs no network.`] : [];
     byId("notes").replaceChildren(...[...film.notes, ...written].map((note) => element("li", note)));
     buildRanks();
     buildCurves();
@@ -171,14 +172,20 @@
   const KIND_NAMES = { line: "at a line", collective: "in a collective", waits: "waits for other ranks", start: "starts",
                        ended: "reached its end", failed: "failed" };
   function buildKey() {
-    const used = new Set();
+    const used = new Set(), hot = lanes.some((lane) => lane.bars.hot.includes(1) || lane.calls.hot.includes(1));
     for (const lane of film.lanes) {
       for (const rows of [lane.bars, lane.calls]) for (let i = 2; i < rows.length; i += BAR) used.add(film.words[rows[i]][0]);
     }
-    byId("key").replaceChildren(...[...used].map((kind) => {
+    if (hot) used.add("waits");
+    const meanings = new Map();  // one color can have two
+    for (const kind of used) {
+      const color = kind === "line" ? "linear-gradient(90deg, var(--rank-0), var(--rank-2), var(--rank-5))" : cssColor(kind, 0);
+      meanings.set(color, [...meanings.get(color) ?? [], KIND_NAMES[kind] ?? kind]);
+    }
+    byId("key").replaceChildren(...[...meanings].map(([color, names]) => {
       const item = element("li"), swatch = element("span", null, "swatch");
-      swatch.style.background = kind === "line" ? "linear-gradient(90deg, var(--rank-0), var(--rank-2), var(--rank-5))" : cssColor(kind, 0);
-      item.append(swatch, KIND_NAMES[kind] ?? kind);
+      swatch.style.background = color;
+      item.append(swatch, names.join("; "));
       return item;
     }));
   }
@@ -188,17 +195,21 @@
     const height = rowHeight(), box = byId("ranks");
     box.style.setProperty("--row", `${height}px`);
     box.classList.toggle("two-rows", height >= 34);
+    box.classList.toggle("no-cores", !film.lanes.some((lane) => lane.use.some((value, i) => i % USE === 2 && value >= 0)));
     if (cells.length === film.lanes.length && cells.length) return;
-    const head = element("div", null, "rank-row rank-head");
-    head.append(element("span", "rank"), element("span", "what it does"), element("span", "memory"), element("span", "cores"));
-    cells = film.lanes.map((lane) => {
-      const row = element("div", null, "rank-row");
-      const parts = [element("span", lane.rank), element("span", null, "doing"), element("span"), element("span")];
+    const rowOf = (name, role, ...parts) => {
+      const row = element("div", null, name);
+      row.setAttribute("role", "row");
+      for (const part of parts) part.setAttribute("role", role);
       row.append(...parts);
-      return { row, parts, text: "" };
+      return row;
+    };
+    const head = rowOf("rank-row rank-head", "columnheader", ...["rank", "what it does", "memory", "cores"].map((text) => element("span", text)));
+    cells = film.lanes.map((lane) => {
+      const parts = [element("span", lane.rank), element("span", null, "doing"), element("span"), element("span")];
+      return { row: rowOf("rank-row", "cell", ...parts), parts, text: "" };
     });
     box.replaceChildren(head, ...cells.map((cell) => cell.row));
-    head.lastChild.hidden = !film.lanes.some((lane) => lane.use.some((value, i) => i % USE === 2 && value >= 0));
     byId("lanes-box").style.height = `${22 + height * film.lanes.length}px`;
     drawn = told = "";
   }
@@ -240,7 +251,7 @@
       what = text;
       const comma = text.indexOf(", waits for ");
       if (["waits", "collective"].includes(kind) && comma >= 0) [what, waits] = [text.slice(0, comma), text.slice(comma + 2)];
-      if (kind === "waits" || kind === "collective") number = n ? `no. ${n.toLocaleString("en")}` : "";
+      if (kind === "waits" || kind === "collective") number = n ? `no.\u00a0${n.toLocaleString("en")}` : "";
       else if (n) what = `step ${n.toLocaleString("en")}, ${text}`;
     }
     if (call >= 0 && lane.calls.end[call] > lane.calls.at[call]) {
@@ -248,13 +259,18 @@
       const [, text] = film.words[lane.calls.word[call]];
       const inLine = bar >= 0 && ["waits", "collective"].includes(film.words[lane.bars.word[bar]][0]);
       what = inLine || bar < 0 ? `in ${text}` : `${what}, in ${text}`;
-      number = `no. ${n.toLocaleString("en")}`;
+      number = `no.\u00a0${n.toLocaleString("en")}`;
       waits = waits || awaited(call, lane);
     }
+    if (!what && isBetween(lane.bars)) what = "between phases";
     const isInside = bar < 0 || call >= 0 || ["waits", "collective"].includes(film.words[lane.bars.word[bar]][0]);
     if (!waits && isInside && film.waiting[lane.rank] && (film.failure === null || cursor >= film.failure)) waits = film.waiting[lane.rank];
     if (!film.is_live && (cursor >= film.end || (bar < 0 && call < 0 && cursor > lastOf(lane)))) [what, number] = [lane.state, ""];
     return [what, number, waits];
+  }
+  function isBetween(bars) {  // in a short gap of Frog's trainer
+    const i = lastBefore(bars.at, cursor);
+    return i >= 0 && bars.at[i + 1] - bars.end[i] < SECOND && PHASES.includes(film.words[bars.word[i]][0]);
   }
   const lastOf = (lane) => lane.bars.end.length ? lane.bars.end[lane.bars.end.length - 1] : 0;
 
@@ -457,7 +473,7 @@
     }
   }
   function tickText(time, step) {
-    if (step < 1000) return `${(time / 1000).toFixed(1)} ms`;
+    if (step < 1000 || inMs()) return `${(time / 1000).toFixed(step < 1000 ? 1 : 0)} ms`;
     if (step < SECOND) return `${(time / SECOND).toFixed(Math.max(0, Math.ceil(-Math.log10(step / SECOND))))} s`;
     return time < 3600 * SECOND && film.end < 600 * SECOND ? `${Math.round(time / SECOND)} s` : clock(time).replace(/\.\d+$/, "");
   }
@@ -590,13 +606,22 @@
       open = true;
     });
     context.stroke();
+    if (values.length === 1) {  // a line of one step is a point
+      const i = series.values.findIndex((v) => v !== null);
+      context.fillStyle = context.strokeStyle;
+      context.fillRect(Math.min(width - 6 * ratio, x(series.at[i]) - 3 * ratio), y(series.values[i]) - 3 * ratio, 6 * ratio, 6 * ratio);
+    }
     if (series.name === "loss") series.values.forEach((v, i) => {
       if (v === null) { context.fillStyle = css(colors.bad); context.fillRect(x(series.at[i]), 0, 1.5 * ratio, height); }
     });
     context.fillStyle = css(colors.quiet);
     context.textAlign = "left";
-    context.fillText(shortNumber(most), 2 * ratio, y(most) - 7 * ratio);
-    context.fillText(shortNumber(least), 2 * ratio, y(least) - 7 * ratio);
+    context.strokeStyle = css(colors.raised);
+    context.lineWidth = 3 * ratio;
+    for (const v of new Set([most, least])) {
+      context.strokeText(shortNumber(v), 2 * ratio, y(v) - 7 * ratio);
+      context.fillText(shortNumber(v), 2 * ratio, y(v) - 7 * ratio);
+    }
   }
 
   // ---- time ----------------------------------------------------------------------------------------------------------
