@@ -129,7 +129,7 @@ def test_deck_page_has_no_notes_and_no_answers(tmp_path: Path) -> None:
 def test_page_of_known_errors_is_generated_and_linked(tmp_path: Path) -> None:
     lay_out(ROOT, tmp_path, {})
     page = (tmp_path / "docs/observe/known-errors.md").read_text()
-    assert "\n### driver-too-old (troubleshooting, 3)\n" in page
+    assert " {#driver-too-old-troubleshooting-3}\n" in page
     assert "[checkpoint](../glossary.md#checkpoint)" in page
     assert "[many more](observe/known-errors.md)" in (tmp_path / "docs/troubleshooting.md").read_text()
     assert "(known-errors.md)" in (tmp_path / "docs/observe/your-program.md").read_text()

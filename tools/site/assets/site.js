@@ -38,7 +38,7 @@
     for (const entry of entries) {
       const toggle = () => (entry.open = !entry.open, show())
       entry.heading.addEventListener('click', event => event.target.closest('a') || toggle())
-      entry.heading.addEventListener('keydown', event => event.key === 'Enter' && event.target === entry.heading && toggle())
+      entry.heading.addEventListener('keydown', event => [' ', 'Enter'].includes(event.key) && event.target === entry.heading && (event.preventDefault(), toggle()))
     }
     const openNamed = () => {
       const named = entries.find(({heading}) => heading.id === decodeURIComponent(location.hash.slice(1)))

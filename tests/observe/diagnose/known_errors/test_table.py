@@ -102,9 +102,13 @@ def test_every_file_of_the_table_is_read() -> None:
 
 
 def test_page_of_known_errors_has_every_entry_in_order() -> None:
-    assert re.findall(r"^### ([\w-]+)", page(), re.MULTILINE) == [error.id for error in TABLE]
-    assert "\n## GPUs and their libraries\n\n### driver-too-old (troubleshooting, 3)\n" in page()
-    assert [line for line in page().splitlines() if len(line) > 120 and not line.startswith("- `")] == []
+    found = re.findall(r"^### (.+) \{#([\w-]+?)(?:-troubleshooting-\d+)?\}$", page(), re.MULTILINE)
+    assert [anchor for _, anchor in found] == [error.id for error in TABLE]
+    titles = [title for title, _ in found]
+    assert [title for title in titles if len(title) > 95 or title.endswith(".") or titles.count(title) > 1] == []
+    first = "### torch, or a library next to it, was built for a newer CUDA than the GPU's driver supports"
+    assert f"\n## GPUs and their libraries\n\n{first} {{#driver-too-old-troubleshooting-3}}\n" in page()
+    assert [line for line in page().splitlines() if len(line) > 120 and not line.startswith(("- `", "###"))] == []
 
 
 ENTRY = r"""

@@ -71,6 +71,8 @@ class KnownError(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Pieces of the message, in any case; `…` replaces numbers and names."""
     cause: Text
     advice: Text
+    title: str = ""
+    """A heading, if the first clause of `cause` is too long for one."""
     level: Level = Level.CAUSE
     sure: bool = True
     """False if the same message has several causes."""
