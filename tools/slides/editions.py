@@ -15,7 +15,6 @@ EDITIONS = ("learner", "instructor")
 _NOTE = re.compile(r"\n*<!--\n.*?-->", re.DOTALL)
 _FIGURE = re.compile(r"^!\[(.*?)\]\((figures/\w+\.svg)\)$", re.MULTILINE)
 _MOVING = re.compile(r"^!\[(.*?)\]\((\.\./\.\./docs/pictures/moving/[\w-]+\.svg)\)$", re.MULTILINE)
-_MOVING_HEIGHT = 520
 _STYLE = re.compile(r"<style>(.*?)</style>\n?", re.DOTALL)
 
 
@@ -44,11 +43,7 @@ def with_figures(deck: str) -> str:
 def _moving(words: str, path: Path) -> str:
     """Return a picture that moves, with its own style in a shadow root; printed, it is a still."""
     drawn = path.read_text()
-    sized = re.search(r'width="(\d+)" height="(\d+)"', drawn)
-    assert sized, f"{path}: no size"
-    width = _MOVING_HEIGHT * int(sized[1]) / int(sized[2])
-    style = f'style="display:block;margin:auto;width:{width:.0f}px;height:{_MOVING_HEIGHT}px"'
-    drawn = drawn.replace(sized[0], style, 1)
+    drawn = re.sub(r'width="\d+" height="\d+"', 'style="display:block;width:100%;height:100%"', drawn, count=1)
     drawn = re.sub(r"\n+", "\n", drawn).strip()
     template = f'<template shadowrootmode="open">{drawn}</template>'
     return f'<div class="moving" role="img" aria-label="{escape(words)}">{template}</div>'
