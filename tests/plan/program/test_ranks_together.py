@@ -208,4 +208,8 @@ def test_a_plan_is_written_as_a_run_folder_with_its_phases_and_messages(tmp_path
     assert run.ranks[1].of(CollectiveEvent)[0].wait_ns / 1e9 == pytest.approx(F + C, rel=0.01)
     assert {call.axis for call in run.ranks[1].of(CollectiveEvent)} == {"pp", "4 ranks with rank 1"}
     assert diagnose(RunFolder(tmp_path / "run")).fault == "none"  # stages may reduce other sizes than their neighbors
-    assert "Simulated run" in render_report(RunFolder(tmp_path / "run"))
+    report = render_report(RunFolder(tmp_path / "run"))
+    assert "Simulated run" in report
+    assert ", 1 step," in " ".join(report.split())
+    for part in ("Train loss", "<h2>Checkpoints", "<h2>What it wrote", "First steps"):  # nothing that a plan lacks
+        assert part not in report

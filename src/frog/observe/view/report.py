@@ -260,7 +260,7 @@ def _config(run: RunFile) -> list[tuple[str, list[tuple[str, str]]]]:
         for name, content in config.items()
         if isinstance(content, dict)
     ]
-    return sections
+    return [(name, rows) for name, rows in sections if rows]
 
 
 def _plain(value: Any) -> str:

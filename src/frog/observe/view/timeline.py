@@ -86,7 +86,8 @@ def windows(history: History) -> list[Window]:
         return []
     aside = np.unique(main.spans.step[np.isin(main.spans.phase, _ASIDE) & (main.spans.segment == segment)])
     wanted: list[tuple[str, int, int]] = [("Typical steps", *_typical(steps, durations, aside))]
-    wanted.append(("First steps", int(steps[0]), int(steps[min(1, len(steps) - 1)])))
+    if len(steps) > 2:
+        wanted.append(("First steps", int(steps[0]), int(steps[1])))
     if len(steps) > 4:
         slowest = int(steps[1:][np.argmax(durations[1:])])
         wanted.append(("Slowest step", slowest, slowest))

@@ -30,6 +30,7 @@
 
   function lineOptions(line, format) {
     const common = { label: line.label, spanGaps: false, value: (_, v) => line.text ?? format(v), points: { show: false } };
+    if (line.values.length === 1) common.points = { show: true, size: 7 };  // a line of one step is a point
     if (line.role === "mean") return { ...common, stroke: color("--ink"), width: line.values.length > 1000 ? 1 : 2 };
     if (line.role === "heldout") {
       const stroke = color("--heldout");
