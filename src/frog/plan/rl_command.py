@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from frog.plan.model_command import (
 from frog.plan.serve_command import add_server_arguments, read_server_of
 
 if TYPE_CHECKING:
+    from frog.plan.estimate.packing import Packing
     from frog.plan.rl.post_training import PostTraining
 
 
@@ -47,6 +49,12 @@ def add_rl_parser(actions: argparse._SubParsersAction[Any]) -> None:
     )
     rollout.add_argument(
         "--longest", type=at_least(1), metavar="N", help="tokens of the longest response; default: twice the mean"
+    )
+    rollout.add_argument(
+        "--pack-to",
+        type=at_least(1),
+        metavar="N",
+        help="the trainer packs sequences into micro-batches of at most N tokens; with --pp all are padded to N",
     )
     generator = parser.add_argument_group("generator")
     generator.add_argument(
@@ -88,6 +96,7 @@ def _plan_of(args: argparse.Namespace) -> tuple[PostTraining, list[str]]:
     from dataclasses import replace
 
     from frog.core.errors import UsageError
+    from frog.plan.estimate.packing import refuse_packing
     from frog.plan.estimate.requests import request_run
     from frog.plan.model_command import refuse_beyond
     from frog.plan.rl.post_training import PostTraining
@@ -119,8 +128,18 @@ def _plan_of(args: argparse.Namespace) -> tuple[PostTraining, list[str]]:
         raise UsageError(
             f"--global-batch {options['global_batch']} does not divide {args.prompts} prompts x {args.samples} samples"
         )
+    update = int(options["global_batch"])
+    packing = None
+    if args.pack_to is not None:
+        packing = _packing(args, lengths)
+        splits = (args.tp or 1) * (args.cp or 1) * (args.pp or 1)
+        dp = max(1, (num_gpus - generating) // splits)
+        options |= packed_options(packing, update, dp, args.tp or 1, args.pp or 1)
     run = request_run(named, options, cluster, num_gpus - generating)
     run = replace(run, constants=read_constants_of(args))
+    if packing is not None:
+        refuse_packing(run.layout, "--pack-to")
+        run = replace(run, model=packing.model(run.model))
     server = read_server_of(args, named.model, cluster, "generator_")
     longest = args.prompt + max(lengths)
     if named.most_positions and longest > named.most_positions:
@@ -139,8 +158,38 @@ def _plan_of(args: argparse.Namespace) -> tuple[PostTraining, list[str]]:
         args.offload == "yes",
         args.off_policy,
         args.gpu_memory_utilization,
+        update,
     )
     return plan, [*named.notes, *refuse_beyond(run, args.anyway)]
+
+
+def _packing(args: argparse.Namespace, lengths: tuple[int, ...]) -> Packing:
+    """Return the packs of prompts with their responses.
+
+    Raises:  UsageError if one is longer than a pack, or if the micro-batch has several packs.
+    """
+    from frog.core.errors import UsageError
+    from frog.plan.estimate.packing import Packing
+
+    if args.prompt + max(lengths) > args.pack_to:
+        raise UsageError(f"--pack-to {args.pack_to}: the longest sequence has {args.prompt + max(lengths)} tokens")
+    if args.micro_batch not in (None, 1):
+        raise UsageError(f"--micro-batch {args.micro_batch} with --pack-to: a micro-batch is one pack")
+    return Packing(tuple(args.prompt + length for length in lengths), args.pack_to)
+
+
+def packed_options(packing: Packing, update: int, dp: int, tp: int, pp: int) -> dict[str, str]:
+    """Return the options of an optimizer step on packs of `update` sequences: as many for each data-parallel rank.
+
+    A pipeline passes activations of one size, so all its packs have the length of the longest.
+    """
+    packs = -(-update // packing.documents_per_sequence)
+    tokens = packing.seq_len if pp > 1 else packing.fullness * packing.seq_len
+    return {
+        "seq_len": str(_even(round(tokens), tp)),
+        "global_batch": str(dp * math.ceil(packs / dp)),
+        "micro_batch": "1",
+    }
 
 
 def _response_lengths(args: argparse.Namespace) -> tuple[int, ...]:

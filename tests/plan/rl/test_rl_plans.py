@@ -12,11 +12,13 @@ import pytest
 from frog.cli import main
 from frog.core.errors import ConfigError
 from frog.plan.estimate.hardware import clusters
+from frog.plan.estimate.packing import Packing
 from frog.plan.estimate.requests import request_run
 from frog.plan.estimate.sources import read_named_model
 from frog.plan.links import Group
 from frog.plan.rl.post_training import HOST_BYTES_PER_S, PostTraining, quantile_lengths
-from frog.plan.rl.rollout import Rollout, spread_lengths
+from frog.plan.rl.rollout import HOST_S, Rollout, spread_lengths
+from frog.plan.rl_command import packed_options
 from frog.plan.serve.server import Server
 
 LLAMA_8B = Path(__file__).parents[3] / "config" / "llama3_8b.json"
@@ -59,7 +61,7 @@ def test_rollout_takes_as_long_as_its_steps_one_by_one() -> None:
         while waiting and len(running) < 3:
             running.append([0, waiting.pop(0)])
         context = 128 + sum(age for age, _ in running) / len(running)
-        seconds += server.decode(len(running), context).total
+        seconds += HOST_S + server.decode(len(running), context).total
         running = [[age + 1, length] for age, length in running if age + 1 < length]
     assert rollout.decode_s == pytest.approx(seconds, rel=0.01)
 
@@ -157,6 +159,26 @@ def test_command_prints_the_share_of_generation(capsys: pytest.CaptureFixture[st
     plan = json.loads(capsys.readouterr().out)
     assert plan["generation_share"] == pytest.approx(plan["step_s"]["generation"] / plan["step_s"]["total"])
     assert f"{100 * plan['generation_share']:.1f} %" in out
+
+
+@pytest.mark.parametrize(
+    ("length", "pp", "packs", "tokens"),
+    [(1024, 1, 64, 4096), (1024, 2, 64, 4096), (3000, 1, 256, 3000), (3000, 2, 256, 4096), (1300, 4, 86, 4096)],
+)
+def test_a_pipeline_pads_its_packs_to_the_longest(length: int, pp: int, packs: int, tokens: int) -> None:
+    """256 sequences in packs of 4,096 tokens, as many for each of the data-parallel ranks."""
+    options = packed_options(Packing((length,) * 256, 4096), 256, 2, 1, pp)
+    assert options == {"seq_len": str(tokens), "global_batch": str(packs), "micro_batch": "1"}
+    assert packed_options(Packing((3000,) * 256, 4096), 257, 8, 1, pp)["global_batch"] == "264"
+
+
+def test_packs_are_fewer_micro_batches_of_the_same_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpus", "16", "--pp", "2", "--prompts", "64", "--samples", "8", "--response", "512", "--longest", "512")
+    assert rl(*words, "--prompt", "512", "--global-batch", "256", "--pack-to", "4096") == 0
+    out = capsys.readouterr().out
+    assert "2 optimizer steps of 256 sequences" in out
+    assert rl(*words, "--prompt", "512", "--pack-to", "1000") != 0
+    assert "the longest sequence has 1024 tokens" in capsys.readouterr().err
 
 
 def test_a_run_file_has_no_rl(capsys: pytest.CaptureFixture[str]) -> None:

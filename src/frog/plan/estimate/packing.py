@@ -150,12 +150,12 @@ def without_packing(run: PlannedRun, packing: Packing, model: PlannedModel) -> U
     return Unpacked(seq_len, 1 - packing.mean_length / longest, single.step.step.total / time_of_one)
 
 
-def refuse_packing(layout: Layout) -> None:
+def refuse_packing(layout: Layout, option: str = "--packing") -> None:
     """Refuse what is not modelled.
 
     Raises:  ConfigError with the reason.
     """
     if layout.cp > 1:
-        raise ConfigError("--packing with --cp: documents end inside of the ranks' parts, which is not modelled")
+        raise ConfigError(f"{option} with --cp: documents end inside of the ranks' parts, which is not modelled")
     if layout.traits.attention == "scores":
-        raise ConfigError("--packing: this program stores whole scores; it has no attention inside documents")
+        raise ConfigError(f"{option}: this program stores whole scores; it has no attention inside documents")

@@ -21,8 +21,9 @@ from frog.plan.serve.serving import SPREAD
 
 _SENT_BYTES = 2
 """Bytes of a weight on its way to the generator."""
-_EXPERTS_WIDER = 3.0
-"""Factor of the range for mixtures of experts, whose published steps took up to three times as long as planned."""
+_EXPERTS_WIDER = 5.0
+"""Factor of the range's upper part for mixtures of experts, whose published steps took up to 3.1 times as long as
+planned. No published step was shorter than its plan."""
 HOST_BYTES_PER_S = 25e9
 """Assumed: copies between a GPU and pinned memory of its host; PCIe 4.0 x16 has 32 GB/s."""
 
@@ -62,6 +63,8 @@ class PostTraining:
     off_policy: bool = False
     """The generator works on the next step while the trainer works on this one."""
     usable: float = 0.9
+    update: int | None = None
+    """Sequences of an optimizer step; None: those of the trainer's layout, which has packs if it packs them."""
 
     @property
     def shares(self) -> bool:
@@ -86,7 +89,12 @@ class PostTraining:
     @property
     def updates(self) -> int:
         """Optimizer steps of a step."""
-        return self.sequences // self.run.layout.global_batch
+        return self.sequences // self.update_sequences
+
+    @property
+    def update_sequences(self) -> int:
+        """Sequences of an optimizer step."""
+        return self.update or self.run.layout.global_batch
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -209,9 +217,11 @@ class PostTraining:
         return round(self.sequences * (self.prompt + mean))
 
     @property
-    def spread(self) -> float:
-        """Width of the range around the step's time: the wider one of the generator's and the trainer's."""
-        return max(SPREAD * (_EXPERTS_WIDER if self.run.model.experts else 1.0), spread_of(self.run))
+    def range_s(self) -> tuple[float, float]:
+        """The range of a step's seconds, from the wider one of the generator's and the trainer's."""
+        wider = _EXPERTS_WIDER if self.run.model.experts else 1.0
+        below, above = (max(SPREAD * factor, spread_of(self.run)) for factor in (1.0, wider))
+        return self.total_s / (1 + below), self.total_s * (1 + above)
 
 
 def quantile_lengths(mean: int, longest: int) -> tuple[int, ...]:

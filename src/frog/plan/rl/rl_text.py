@@ -33,7 +33,7 @@ def rl_lines(plan: PostTraining, cluster_name: str) -> Iterator[str]:
     mean = sum(plan.lengths) / len(plan.lengths)
     yield (
         f"a step of {plan.prompts} prompts x {plan.samples} samples: {plan.prompt} + {mean:,.0f} tokens on average, "
-        f"responses of at most {max(plan.lengths):,}; {plan.updates} optimizer steps of {run.layout.global_batch} "
+        f"responses of at most {max(plan.lengths):,}; {plan.updates} optimizer steps of {plan.update_sequences} "
         f"sequences"
     )
     if run.assumed:
@@ -81,7 +81,7 @@ def _time_lines(plan: PostTraining) -> Iterator[str]:
     yield "time of a step                                 s   share"
     for name, seconds in ((name, seconds) for name, seconds in vars(plan.step).items() if seconds):
         yield f"  {_PARTS[name]:<38} {seconds:>8.2f}  {100 * seconds / total:>5.1f} %"
-    low, high = total / (1 + plan.spread), total * (1 + plan.spread)
+    low, high = plan.range_s
     overlap = ", generation next to training" if plan.off_policy else ""
     yield f"  {'total' + overlap:<38} {total:>8.2f}   range {low:.4g} to {high:.4g}"
     if not plan.shares:
@@ -117,8 +117,8 @@ def rl_json(plan: PostTraining) -> str:
         },
         "sequences_at_a_time": plan.slots,
         "step_s": {**vars(plan.step), "total": plan.total_s},
-        "step_low_s": plan.total_s / (1 + plan.spread),
-        "step_high_s": plan.total_s * (1 + plan.spread),
+        "step_low_s": plan.range_s[0],
+        "step_high_s": plan.range_s[1],
         "generation_share": plan.step.generation / plan.total_s,
         "idle_share": plan.idle_share,
     }
