@@ -1,10 +1,12 @@
-"""Llama 3 8B as torchtitan trained it at the end of 2024 without torch.compile: a program for planner_programs.py.
+"""Llama without torch.compile, as published runs trained it: a program for planner_programs.py.
 
-FSDP2 of each layer, bfloat16 with gradients reduced in float32, selective recomputation by operation (attention and
-every second product are kept), key and value heads copied, rotary positions in float32, AdamW, clipped gradients.
+    planned_llama.py MODEL BATCH
+
+FSDP2 of each layer, bfloat16, key and value heads copied, rotary positions in float32, AdamW, clipped gradients.
 """
 
 import sys
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -12,11 +14,40 @@ import torch.nn.functional as F
 from planner_memory import every_second_product
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB, LENGTH = 32, 4096, 32, 8, 14336, 128256, 8192
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how its program trains it."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    length: int
+    recompute: str = "none"
+    """`alternate`: attention and every second product are kept; `full`: nothing of a layer."""
+    in_float32: bool = False
+    """The loss is computed, and gradients are reduced, in float32."""
+    shards_in_node: bool = False
+    """Parameters are sharded inside of a node, and copied to the others."""
+
+
+CASES = {
+    "llama3-8b": Case(32, 4096, 32, 8, 14336, 128256, 8192, "alternate", True),  # torchtitan at the end of 2024
+    "llama2-7b": Case(32, 4096, 32, 32, 11008, 32000, 4096, shards_in_node=True),  # fms-fsdp, from here on
+    "llama2-13b": Case(40, 5120, 40, 40, 13824, 32000, 4096, shards_in_node=True),
+    "llama2-34b": Case(48, 8192, 64, 8, 22016, 32000, 4096, "full"),
+    "llama2-70b": Case(80, 8192, 64, 8, 28672, 32000, 4096, "full"),
+}
+case, BATCH = CASES[sys.argv[1]], int(sys.argv[2])
+LAYERS, WIDTH, HEADS, KV_HEADS, FFN = case.layers, case.width, case.heads, case.kv_heads, case.ffn
+VOCAB, LENGTH = case.vocab, case.length
 HEAD = WIDTH // HEADS
-BATCH = int(sys.argv[1])
 
 
 class Attention(nn.Module):
@@ -71,12 +102,20 @@ dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
 with torch.device("meta"):
     model = Llama()
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+reduced = torch.float32 if case.in_float32 else torch.bfloat16
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
+nodes = dist.get_world_size() // torch.cuda.device_count()
+sizes = (nodes, torch.cuda.device_count()) if case.shards_in_node else (dist.get_world_size(),)
+settings = {
+    "mesh": init_device_mesh("cuda", sizes, mesh_dim_names=("nodes", "gpus")[-len(sizes) :]),
+    "mp_policy": policy,
+}
+keeps = {"context_fn": every_second_product} if case.recompute == "alternate" else {}
 for number, layer in enumerate(model.layers):
-    wrapped = checkpoint_wrapper(layer, preserve_rng_state=False, context_fn=every_second_product)
-    fully_shard(wrapped, mp_policy=policy, reshard_after_forward=number < LAYERS - 1)
-    model.layers[number] = wrapped
-fully_shard(model, mp_policy=policy)
+    if case.recompute != "none":
+        model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **keeps)
+    fully_shard(model.layers[number], **settings, reshard_after_forward=number < LAYERS - 1)
+fully_shard(model, **settings)
 model.to_empty(device="cuda")
 for parameter in model.parameters():
     nn.init.normal_(parameter, std=0.02)
@@ -85,7 +124,8 @@ angles = torch.zeros(LENGTH, 1, HEAD // 2, dtype=torch.complex64, device="cuda")
 for _ in range(100):
     ids = torch.randint(0, VOCAB, (BATCH, LENGTH + 1)).to("cuda")
     logits = model(ids[:, :-1], angles)
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+    logits = logits.flatten(0, 1)
+    loss = F.cross_entropy(logits.float() if case.in_float32 else logits, ids[:, 1:].flatten())
     del logits
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
