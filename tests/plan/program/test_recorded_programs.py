@@ -105,7 +105,7 @@ def test_states_of_a_rank_are_those_of_the_formula(kind: str, share: int, reques
 def test_a_program_reads_its_gpu_its_data_and_stand_ins(ddp: tuple[dict[str, Any], str]) -> None:
     facts, output = ddp
     first, second = output.splitlines()[::2]
-    assert first == "step 0: loss 1.000 on cuda:0, True, cuda:0"
+    assert first == "step 0: loss 1.000 on cuda:0, True, cuda:0, 0.549"
     assert second.startswith("step 1: ")  # it continues until the next forward pass
     asked, (line,) = list(facts["answered"].values()), facts["answered"]
     assert asked == [[".item()", 1]]
