@@ -70,6 +70,20 @@ def test_rule_on_samples_that_no_epoch_has(tmp_path: Path, ours: Lines, theirs: 
     check(tmp_path, "left-out", [ours, theirs], expected)
 
 
+def evaluates(rows: list[list[int]], samples: int) -> Lines:
+    """Return steps, and the batches that are drawn one after the other once they are done."""
+    lines = epochs(rows, samples=samples)
+    return [{**line, "step": 6} if line["kind"] == "batch" else line for line in lines]
+
+
+def test_rule_on_samples_that_an_evaluation_leaves_out(tmp_path: Path) -> None:
+    found = ("possible", None, (0, 1), 9, "the evaluation at train.py:9 (main) leaves out 3 of 11 samples")
+    check(tmp_path, "left-out", [evaluates(ONE, 11), evaluates(OTHER, 11)], found)
+    check(tmp_path, "left-out", [evaluates(ONE, 8), evaluates(OTHER, 8)], None)
+    check(tmp_path, "left-out", [evaluates(ONE[:1], 9), STEPS], UNKNOWN)  # a look at one batch
+    check(tmp_path, "left-out", [evaluates(ONE, 4), STEPS], None)  # one rank evaluates all samples
+
+
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 
 
@@ -105,6 +119,7 @@ def test_rule_on_metrics_in_another_order(tmp_path: Path, ours: Lines, theirs: L
 
 TRAINS = "loss = criterion(net(x), y)\ndist.all_reduce(loss)\n"
 HELPER = "def total(value):\n    dist.all_reduce(value)\n    return value\n"
+PAIR = "def both():\n    return total(losses.avg), 1\n"
 NO_SUM = "the program adds no number of the ranks' own that is not a count"
 
 
@@ -130,6 +145,15 @@ NO_SUM = "the program adds no number of the ranks' own that is not a count"
         ("n += 1\ndist.all_reduce(n)\nt = s / n\ndist.all_reduce(t)\nprint(t)", 4, (5, False, False)),
         ("t = s / len(loader)\ndist.all_reduce(t)\nprint(t)", 2, (3, False, True)),
         ("t = s / len(loader.dataset)\ndist.all_reduce(t)\nprint(t)", 2, (3, False, False)),  # all ranks' samples
+        (HELPER + PAIR + "loss, share = both()\nif loss < best:\n    best = loss", 2, (7, True, True)),
+        (HELPER + PAIR + "loss, share = both()\nprint(loss / 4)", 2, None),
+        (HELPER + PAIR + "print(both()[0])", 2, None),
+        (
+            "def total(value):\n    value = torch.tensor(value)\n    dist.all_reduce(value)\n    return value\n"
+            "print(total(losses.avg))",
+            3,
+            (5, False, True),
+        ),
         ("x = (", 1, None),
     ],
 )
@@ -228,6 +252,9 @@ def test_a_load_with_nothing_of_the_file_is_told() -> None:
     case = Loads()
     assert case.load(case.net, case.net.state_dict())["ignored"] == ["0.bias", "0.weight", "1.bias", "1.weight"]
     case.load(case.net, case.state)
+    assert case.load(case.net, case.net.state_dict()) == {}
+    case = Loads()
+    case.loads.at_step()  # what was read before training has gone on says nothing of what is loaded later
     assert case.load(case.net, case.net.state_dict()) == {}
 
 

@@ -85,7 +85,10 @@ def _is_listed(record: RankRecord, loader: Loader) -> bool:
 
 
 def samples_left_out(case: Comparison) -> Broken | None:
-    """Find samples that no epoch uses: a tail that is always dropped, or what a rank has left when others are done."""
+    """Find samples that no epoch uses: a tail that is always dropped, or what a rank has left when others are done.
+
+    An evaluation, too, that leaves out what does not fill its last batch.
+    """
     records, seen = list(case.records.values()), False
     evaluated = {each for record in records for each in evaluation_loaders(record)}
     for number in sorted({each.loader for each in case.any.loaders} - evaluated):
@@ -94,6 +97,12 @@ def samples_left_out(case: Comparison) -> Broken | None:
             continue
         seen = True
         found = _left_by_longer_ranks(case, epochs) or _in_no_epoch(case, epochs)
+        if found is not None:
+            return found
+    for number in sorted(evaluated):
+        parts = [each for each in (_epochs(record, number, trains=False) for record in records) if each]
+        seen = seen or bool(parts)
+        found = _left_by_an_evaluation(case, [each[0] for each in parts])
         if found is not None:
             return found
     if not seen:
@@ -118,9 +127,13 @@ class _Epoch:
         return [row for batch in self.drawn for row in batch.rows or ()]
 
 
-def _epochs(record: RankRecord, number: int) -> list[_Epoch]:
-    """Return the iterations over a DataLoader that train; none if the samples of one of them are not known."""
-    loaders = [each for each in record.loaders if each.loader == number and trains_in(record, each)]
+def _epochs(record: RankRecord, number: int, trains: bool = True) -> list[_Epoch]:
+    """Return the iterations over a DataLoader that train; none if the samples of one of them are not known.
+
+    trains: False for those over one that evaluates.
+    """
+    own = [each for each in record.loaders if each.loader == number]
+    loaders = [each for each in own if trains_in(record, each) or (not trains and len(record.batches_of(each)) > 1)]
     found = [_Epoch(each, record.batches_of(each), each is loaders[-1]) for each in loaders]
     is_known = all(
         each.loader.batches
@@ -153,6 +166,24 @@ def _left_by_longer_ranks(case: Comparison, epochs: list[list[_Epoch]]) -> Broke
             line=ours[0].loader.made or ours[0].loader.line,
         )
     return None
+
+
+def _left_by_an_evaluation(case: Comparison, parts: list[_Epoch]) -> Broken | None:
+    """Find samples of an evaluation's data set that none of the ranks that evaluate draws."""
+    if not parts or not all(each.is_complete for each in parts) or len({_source(each.loader) for each in parts}) > 1:
+        return None
+    first, used = parts[0].loader, sum(len(each.rows) for each in parts)
+    total = first.samples or 0
+    if used >= total or first.sampler in _CHOOSING:
+        return None
+    return Broken(
+        f"the evaluation at {first.line} leaves out {total - used} of {total} samples, which fill no batch of all "
+        "ranks or belong to ranks that do not evaluate",
+        "possible",
+        "evaluate all samples: drop_last=False, on each rank that has a part of them",
+        ranks=case.ranks,
+        line=first.made or first.line,
+    )
 
 
 def _source(loader: Loader) -> tuple[int | None, int | None]:

@@ -253,7 +253,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[str] = []
     """Weights that were loaded and are others at the next step; or that are trained and were loaded elsewhere."""
     part: float = 0.0
-    """How many these are of all that were loaded."""
+    """How many of the matrices that were loaded these are."""
     gone: bool = False
     """True if the module that was loaded no longer exists at the next step."""
     optimizer: int | None = None

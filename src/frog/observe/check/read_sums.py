@@ -24,7 +24,9 @@ _KEEPS = ("update",)
 _DECIDES = ("step", "exp", "isnan", "isfinite")
 _LOSSES = ("cross_entropy", "mse_loss", "nll_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy", "kl_div")
 _LOSS_NAMES = ("criterion", "loss_fn", "loss_func", "loss_function")
-_MOST_DEPTH = 3
+_MEANS = ("avg", "mean", "average", "global_avg")
+"""Attributes of meters."""
+_MOST_DEPTH = 4
 _MOST_BYTES = 1 << 21
 
 _Reads = list[tuple[ast.AST, bool]]
@@ -156,6 +158,9 @@ class _Source:
             ):
                 self.follow_name(parent.targets[0].id, self.function_of(parent), parent, reads, depth + 1)
                 return
+            elif isinstance(parent, ast.Tuple) and isinstance(self.parents[parent], ast.Return):
+                self._follow_callers(self.function_of(parent), reads, depth, parent.elts.index(child))  # type: ignore[arg-type]
+                return
             elif isinstance(parent, ast.Return):
                 self._follow_callers(self.function_of(parent), reads, depth)
                 return
@@ -168,11 +173,19 @@ class _Source:
         name = getattr(function, "name", "")
         return [each for each in ast.walk(self.tree) if isinstance(each, ast.Call) and _name(each.func) == name]
 
-    def _follow_callers(self, function: _Function, reads: _Reads, depth: int) -> None:
+    def _follow_callers(self, function: _Function, reads: _Reads, depth: int, place: int | None = None) -> None:
+        """Follow what a function returns. place: its place in a tuple that is returned; None for the whole."""
         if not self._callers(function):
             raise _Unknown
         for call in self._callers(function):
-            self.follow(call, reads, depth + 1)
+            if place is None:
+                self.follow(call, reads, depth + 1)
+                continue
+            parent = self.parents[call]
+            target = parent.targets[0] if isinstance(parent, ast.Assign) else None
+            if not isinstance(parent, ast.Assign) or not isinstance(target, ast.Tuple) or len(target.elts) <= place:
+                raise _Unknown
+            self.follow_name(ast.unparse(target.elts[place]), self.function_of(call), parent, reads, depth + 1)
 
     def _is_given_a_mean(self, name: str, function: _Function, depth: int) -> bool:
         """True if all callers of a function give it a mean as the argument with a name."""
@@ -191,12 +204,13 @@ class _Source:
         if depth > _MOST_DEPTH:
             return False
         if isinstance(value, ast.Name):
-            set_by = [
-                each.value for each in ast.walk(function) if isinstance(each, ast.Assign) and _sets(each, value.id)
-            ]
+            own = [each for each in ast.walk(function) if isinstance(each, ast.Assign) and _sets(each, value.id)]
+            set_by = [each.value for each in own if not _converts(each.value, value.id)]
             if not set_by:
                 return self._is_given_a_mean(value.id, function, depth + 1)
             return all(self.is_mean(each, function, depth + 1) for each in set_by)
+        if isinstance(value, ast.Attribute):
+            return value.attr in _MEANS
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
             return _is_own_number(value.right, function)
         if not isinstance(value, ast.Call):
@@ -215,6 +229,12 @@ class _Source:
 
 def _sets(node: ast.Assign, name: str) -> bool:
     return any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
+
+
+def _converts(value: ast.AST, name: str) -> bool:
+    """True for an expression that makes a variable into a tensor of the same number."""
+    is_call = isinstance(value, ast.Call) and _name(value.func) in (*_SAME, *_SAME_FUNCTIONS)
+    return is_call and any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
 
 
 def _is_own_number(divisor: ast.AST, function: _Function) -> bool:

@@ -50,12 +50,14 @@ class LoadedWeights:
             self._objects.drawn_last.pop(id(each), None)
         self._loads = [*self._loads, (weakref.ref(module), after, line)][-_MOST_LOADS:]
         fitting = [each for each in self._files if _fit(each, after)]
+        # those that are in a module now are of no further use; what all models begin with, such as ones, says nothing
+        self._files = [each for each in self._files if not _shares_a_matrix(each, after)]
         if not fitting or not after:
             return {}
         file = fitting[-1]
-        of_file = {each[2]: name for name, each in file.items()}
-        if before == after and not any(each[2] in known for each in after.values() for known in _bits(self._files)):
+        if before == after and file in self._files:
             return {"ignored": sorted(file)[:_MOST_NAMES]}
+        of_file = {each[2]: name for name, each in file.items()}
         moved = [
             [name, of_file[each[2]]]
             for name, each in after.items()
@@ -65,6 +67,7 @@ class LoadedWeights:
 
     def at_step(self) -> list[dict[str, Any]]:
         """Return what became of the loads since the last step, now that an optimizer is about to step."""
+        self._files = []
         loads, self._loads = [(reference(), *each) for reference, *each in self._loads], []
         if not loads:
             return []
@@ -95,8 +98,10 @@ class LoadedWeights:
 
 
 def _part(lost: list[str], weights: Tensors) -> dict[str, Any]:
+    """Return names of weights that are lost, and how many of the matrices they are: norms and biases look alike."""
     names = [module_facts.plain_name(name) for name in lost]
-    return {"lost": names[:_MOST_NAMES], "part": len(names) / max(1, len(weights))}
+    matrices = [name for name, each in weights.items() if len(each[0]) > 1] or list(weights)
+    return {"lost": names[:_MOST_NAMES], "part": len(set(names) & set(matrices)) / max(1, len(matrices))}
 
 
 def _states_of(held: Any, depth: int = 0) -> list[dict[str, Any]]:
@@ -134,8 +139,9 @@ def _is_weight(tensor: Any) -> bool:
     return bool(tensor.is_floating_point() and tensor.numel() >= _LEAST_ELEMENTS and tensor.dim() > 0)
 
 
-def _bits(files: list[Tensors]) -> list[set[Any]]:
-    return [{each[2] for each in file.values()} for file in files]
+def _shares_a_matrix(file: Tensors, weights: Tensors) -> bool:
+    bits = {each[2] for each in file.values() if len(each[0]) > 1}
+    return any(each[2] in bits for each in weights.values() if len(each[0]) > 1)
 
 
 def _fit(file: Tensors, weights: Tensors) -> bool:
