@@ -40,7 +40,8 @@ def epochs(*rows: list[list[int]], samples: int, batches: int = 2, **changes: An
 UNKNOWN = "no DataLoader of all ranks that trains, and that tells how many batches it has, was read"
 ONE, OTHER = [[1, 2], [3, 4]], [[5, 6], [7, 8]]
 MIXED, REST = [[8, 3], [6, 1]], [[2, 4], [5, 7]]
-FILE = {"sampler": "SequentialSampler", "distributed": False}
+FILE = {"sampler": "SequentialSampler", "distributed": False, "size": 2}
+BATCH_SAMPLER = {**FILE, "size": None}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ FILE = {"sampler": "SequentialSampler", "distributed": False}
             ("possible", 3, (0, 1), 9, "91 of the 99", "no epoch", "same 8 each time"),
         ),
         (epochs(ONE, [[1, 9], [3, 4]], samples=99), epochs(OTHER, REST, samples=99), None),  # the order changes
+        (epochs(ONE, samples=11, **BATCH_SAMPLER), epochs(OTHER, samples=11, **BATCH_SAMPLER), None),
         (epochs(ONE, samples=99, shuffle=True), epochs(OTHER, samples=99, shuffle=True), None),
         (epochs(ONE, ONE, samples=99, sampler="SubsetRandomSampler"), epochs(OTHER, OTHER, samples=99), None),
         (epochs(ONE, samples=99, batches=9), epochs(OTHER, samples=99, batches=9), None),  # stopped in the first epoch
