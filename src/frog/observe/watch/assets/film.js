@@ -442,8 +442,8 @@
       const x0 = Math.max(0, (rows.at[i] - view[0]) * scale), x1 = Math.min(inner, (rows.end[i] - view[0]) * scale), room = x1 - x0 - 8 * ratio;
       if (room < 34 * ratio) continue;
       shown++;
-      const color = rows.hot[i] ? colors.bad : colors.words[rows.word[i]], isLight = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 140;
-      context.fillStyle = isLight ? "#14171a" : "#fff";
+      const color = rows.hot[i] ? colors.bad : colors.words[rows.word[i]], isLight = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 100;
+      context.fillStyle = isLight ? "#0b0d0f" : "#fff";
       context.fillText(fitted(context, film.words[rows.word[i]][1], room), left + x0 + 4 * ratio, y + height / 2);
     }
   }
