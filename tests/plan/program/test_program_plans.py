@@ -132,7 +132,7 @@ def test_a_started_collective_hides_behind_computation_until_it_is_awaited() -> 
     hidden = time_of(collective("all_gather", "started", "unshard 1"), *[PRODUCT] * 20, ["wait", "unshard 1"])
     assert alone.communication == pytest.approx(seconds + FITTED.launch_s)
     assert hidden.communication == 0
-    assert hidden.slowed == pytest.approx(FITTED.overlap_slowdown * seconds)
+    assert hidden.slowed == pytest.approx(20 / 112 * seconds)  # 20 of 132 multiprocessors
 
 
 def test_a_reduction_starts_after_its_gradients_and_the_step_ends_after_it() -> None:

@@ -22,6 +22,9 @@ from frog.plan.links import Group, Links
 
 _MODEL_PASSES = ("forward", "backward")
 """Passes whose operations count for the MFU: what is recomputed does not."""
+COMMUNICATION_SMS = 20
+"""Multiprocessors that a collective takes from the computation next to it: DeepSeek-AI 2024, section 3.2.2, for NVLink
+and InfiniBand at once. The formula's `overlap_slowdown`, fitted on clusters with fast networks, has no such cause."""
 
 
 class NotYet(Exception):
@@ -207,7 +210,8 @@ class StepClock:
         """Return the time of the step that ends here, and begin a new one."""
         self._wait_for_all()
         result = self.result
-        result.slowed = max(0.0, self.constants.overlap_slowdown * self.started - self.started_exposed)
+        lost = COMMUNICATION_SMS / (self.cluster.gpu.num_sms - COMMUNICATION_SMS)
+        result.slowed = max(0.0, lost * self.started - self.started_exposed)
         doublings = log2(max(1.0, num_gpus / self.cluster.gpus_per_node))
         result.other = self.constants.step_s
         result.other += float((result.total - result.other) * self.constants.jitter * doublings)
