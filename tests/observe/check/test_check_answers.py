@@ -143,6 +143,15 @@ def test_page_without_a_broken_rule_claims_no_more_than_was_seen(tmp_path: Path)
     assert "nothing was recorded" in page("run", {}, answers_of({}))
 
 
+def test_page_of_a_run_without_steps_says_so_once(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, [{"kind": "end", "steps": 0}])
+    text = page("run", records := read_records(tmp_path), answers_of(records))
+    assert text.startswith("run: no rule could be checked (2 ranks, 0 optimizer steps, 0 of them sampled)")
+    assert text.count("no optimizer of torch.optim took a step") == 1
+    assert "only the optimizer changes replicas' weights, replicas use equal gradients in each step" in text
+
+
 def test_json_has_every_rule_with_its_outcome(tmp_path: Path) -> None:
     two_ranks(tmp_path, lr=[0.2])
     found = {each["rule"]: each for each in answers_as_json(answers_of(read_records(tmp_path)))}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frog.core.units import count
+from frog.core.units import count, some_of
 from frog.observe.check import (
     call_checks,
     checkpoint_checks,
@@ -32,6 +32,8 @@ RULES: tuple[Rule, ...] = (
     *checkpoint_checks.RULES,
 )
 _ORDER = {"certain": 0, "likely": 1, "possible": 2}
+_MOST_RULES = 4
+"""Most rules that are named for one reason why they were not checked."""
 
 
 def answers_of(records: dict[int, RankRecord]) -> list[Answer]:
@@ -89,15 +91,20 @@ def page(name: str, records: dict[int, RankRecord], answers: list[Answer], note:
     surely = [answer for answer in wrong if answer.is_alarm]
     if surely:
         lines.append(f"{name}: {len(surely)} {'rules are' if len(surely) > 1 else 'rule is'} broken ({scope})")
-    else:
+    elif any(answer.held for answer in answers):
         lines.append(f"{name}: no rule is broken as far as could be seen ({scope})")
+    else:
+        lines.append(f"{name}: no rule could be checked ({scope})")
     for answer in wrong:
         lines += ["", *_lines_of(answer)]
     lines += ["", note] if note else []
     lines += ["", f"Held: {'; '.join(answer.rule.says for answer in answers if answer.held) or 'nothing'}"]
-    missing = [f"  {answer.rule.says}: {answer.why_not}" for answer in answers if answer.why_not]
+    missing: dict[str, list[str]] = {}
+    for answer in answers:
+        if answer.why_not:
+            missing.setdefault(answer.why_not, []).append(answer.rule.says)
     if missing:
-        lines += ["", "Not checked", *missing]
+        lines += ["", "Not checked", *(f"  {some_of(rules, _MOST_RULES)}: {why}" for why, rules in missing.items())]
     stopped = [
         f"  rank {rank} recorded nothing more: {record.stopped}" for rank, record in records.items() if record.stopped
     ]
