@@ -80,7 +80,7 @@ class PostOffice:
         for rank, path in paths.items():
             if not path.exists():
                 self._wait(path, rank, self.recorder.lines[line])
-        return max(pickle.loads(path.read_bytes()) for path in paths.values())
+        return max(float(pickle.loads(path.read_bytes())) for path in paths.values())
 
     def _wait(self, path: Path, peer: int, line: str) -> None:
         """Wait for a file. The starting process ends this one if all processes wait."""
