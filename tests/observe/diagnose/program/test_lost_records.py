@@ -15,7 +15,7 @@ from frog.observe.diagnose.program import code_blocks
 from frog.observe.diagnose.program.evidence import Group, RankEvidence
 from frog.observe.diagnose.program.log_rules import with_log
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
-from frog.observe.diagnose.program.program_logs import _went_on
+from frog.observe.diagnose.program.program_logs import _is_end, _went_on
 
 MISMATCH = ("op.preamble.length <= op.nbytes", "train.log")
 TRACE = """\
@@ -148,6 +148,14 @@ def test_error_in_a_log_before_a_later_collective_was_caught() -> None:
     assert not _went_on(replace(later, exit_code=1), error)
     assert later.calls[0].line is not None
     assert not _went_on(later, replace(error, frames=(later.calls[0].line,)))
+
+
+@pytest.mark.parametrize(("line", "is_end"), [(36, True), (12, False)])
+def test_error_of_the_same_type_at_another_line_is_not_the_one_that_ended_a_rank(line: int, is_end: bool) -> None:
+    end = failed("RuntimeError", "[pair.cc:553] Connection closed by peer", 36)
+    assert _is_end(failed("RuntimeError", "Connection closed by peer", line), end) == is_end
+    assert not _is_end(failed("KeyError", "step", 36), end)
+    assert not _is_end(failed("KeyError", "step", 36), None)
 
 
 def test_rank_that_survived_an_error_skipped_the_call_before_its_own() -> None:

@@ -169,7 +169,10 @@ def _went_on(rank: RankEvidence, error: SeenError) -> bool:
 
 
 def _is_end(error: SeenError, end: SeenError | None) -> bool:
-    return end is not None and error.short_type == end.short_type
+    """True if an error in a log may be the one that ended its rank: of the same type, and raised at the same line."""
+    if end is None or error.short_type != end.short_type:
+        return False
+    return error.line is None or end.line is None or same_line(error.line, end.line)
 
 
 def _add_watchdog(evidence: Evidence, waiting: int, watchdog: Watchdog, name: str, prefix: int | None = None) -> None:
