@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,13 @@ def test_a_started_collective_hides_behind_computation_until_it_is_awaited() -> 
     assert alone.communication == pytest.approx(seconds + FITTED.launch_s)
     assert hidden.communication == 0
     assert hidden.slowed == pytest.approx(20 / 112 * seconds)  # 20 of 132 multiprocessors
+
+
+def test_a_collective_takes_at_most_half_of_a_small_device() -> None:
+    small = replace(CLUSTER, gpu=replace(CLUSTER.gpu, num_sms=20))
+    rows = [collective("all_gather", "started", "unshard 1"), *[PRODUCT] * 2000, ["wait", "unshard 1"]]
+    seconds = small.links(FITTED).gather(GATHERED, Group(8, 1))
+    assert StepClock(small).play(facts_of(rows), 8).slowed == pytest.approx(seconds)
 
 
 def test_a_reduction_starts_after_its_gradients_and_the_step_ends_after_it() -> None:

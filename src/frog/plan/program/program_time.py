@@ -210,8 +210,9 @@ class StepClock:
         """Return the time of the step that ends here, and begin a new one."""
         self._wait_for_all()
         result = self.result
-        lost = COMMUNICATION_SMS / (self.cluster.gpu.num_sms - COMMUNICATION_SMS)
-        result.slowed = max(0.0, lost * self.started - self.started_exposed)
+        num_sms = self.cluster.gpu.num_sms
+        taken = min(COMMUNICATION_SMS, num_sms // 2)  # a small device, or one that stands for threads, has fewer
+        result.slowed = max(0.0, taken / (num_sms - taken) * self.started - self.started_exposed)
         doublings = log2(max(1.0, num_gpus / self.cluster.gpus_per_node))
         result.other = self.constants.step_s
         result.other += float((result.total - result.other) * self.constants.jitter * doublings)
