@@ -53,7 +53,7 @@ def _collective(recorder: StepRecorder, name: str, original: Any) -> Any:
         given = (kwargs.get(name) for name in ("tensor", "output_tensor", "output"))
         tensor: Any = args[0] if args else next((each for each in given if each is not None), None)
         entered, what = None, {}
-        if name in _REDUCTIONS and tensor.numel() <= _MOST_METRICS:
+        if recorder.is_sampled and name in _REDUCTIONS and tensor.numel() <= _MOST_METRICS:
             with recorder.reading():
                 what = _metric(recorder, tensor, sys._getframe(1))
         if name == "all_reduce" and recorder.is_sampled and not tensor.is_meta:
