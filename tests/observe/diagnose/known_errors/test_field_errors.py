@@ -364,4 +364,4 @@ def test_exception_that_a_worker_passed_on_is_the_one_in_the_worker() -> None:
     assert (found.cause and found.cause.text) == "ValueError: not enough values to unpack (expected 3, got 0)"
     other = explain(wrapped + "\nKeyError: 'image'\n")
     assert other.cause is not None
-    assert other.cause.text.startswith("ValueError: Caught"), "another class is no part of it"
+    assert other.cause.text.startswith("ValueError: Caught"), "another class does not belong to it"

@@ -13,6 +13,7 @@ from frog.observe.diagnose.program import code_blocks
 from frog.observe.diagnose.program.evidence import RankEvidence
 from frog.observe.diagnose.program.graph_cuts import graph_cuts
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
+from frog.observe.diagnose.program.root_rules import other_root
 
 PROGRAM = """\
 def work(store, improved):
@@ -185,6 +186,13 @@ def test_root_that_completed_the_call_and_sent_nothing_probably_named_another(
     found = named(tmp_path, {1: 2}, host=host)
     assert (found.fault, found.certain) == (fault, False)
     assert found.rank == (2 if fault == "root" else 1)
+
+
+def test_roots_of_different_collectives_are_not_compared() -> None:
+    ranks = [rank(number, (op, 8, 1), pending=1) for number, op in enumerate(("broadcast", "reduce"))]
+    for number, one in enumerate(ranks):
+        one.root = number
+    assert other_root(evidence(*ranks)) is None
 
 
 def named(folder: Path, roots: dict[int, int], host: str = "a") -> Diagnosis:

@@ -36,11 +36,11 @@ ADVICE = (
 
 
 def other_root(evidence: Evidence) -> Diagnosis | None:
-    """Find a collective in which ranks wait that were told different roots, or whose root has completed it already."""
-    waiting: dict[tuple[Group, int], dict[int, Call]] = {}
+    """Find a collective in which ranks wait with different roots, or whose root has completed it already."""
+    waiting: dict[tuple[Group, int, str], dict[int, Call]] = {}
     for number, rank in evidence.ranks.items():
         if rank.root is not None and (call := _last_with_root(rank)) is not None:
-            waiting.setdefault((call.group, call.seq), {})[number] = call
+            waiting.setdefault((call.group, call.seq, call.op), {})[number] = call
     return next((found for calls in waiting.values() if (found := _of_one(evidence, calls)) is not None), None)
 
 
@@ -84,7 +84,7 @@ def _of_completed(evidence: Evidence, calls: dict[int, Call], root: int) -> Diag
     return Diagnosis(
         "root",
         f"rank {number} waits in {describe_call(evidence, call)} for data from rank {root}, its root (src), which has "
-        f"completed the same call and sent it nothing: rank {root} probably named another root",
+        f"completed the same call: rank {root} probably named another root, and sent it nothing",
         certain=False,
         rank=root,
         line=place(there.line) or None,
