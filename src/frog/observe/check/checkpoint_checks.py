@@ -1,4 +1,4 @@
-"""Rules on checkpoints: what is saved is whole, and what is loaded is what was saved and what is trained."""
+"""Rules on checkpoints: what is saved is complete, and what is loaded is what was saved and what is trained."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def saved_whole(case: Comparison) -> Broken | None:
         if call.live and number <= len(case.records[rank].steps):
             return Broken(
                 f"another thread writes {call.path or 'a file'} from the tensors that training changes, while training "
-                f"goes on to step {number}: the file may have parts of several steps",
+                f"continues to step {number}: the file may have parts of several steps",
                 "likely",
                 "copy the tensors before the next step (`copy.deepcopy(model.state_dict())`), or let "
                 "torch.distributed.checkpoint.async_save do it",
@@ -224,7 +224,7 @@ def _lost(call: Call) -> tuple[str, Literal["likely", "possible"], str] | None:
             f"model that trains has the same parameters, {names}, with other numbers",
             "likely" if call.gone else "possible",
             "load the weights into the model that trains, after it was made for the last time; a copy, such as an "
-            "average, is loaded beside it, not instead of it",
+            "average, is loaded next to it, not instead of it",
         )
     return None
 

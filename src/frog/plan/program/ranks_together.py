@@ -1,7 +1,7 @@
 """Time of ranks that exchange messages, such as the stages of a pipeline: their recorded steps, played together.
 
-A message starts when both sides have reached it, as NCCL's do, and a collective when all of its ranks have. The rows
-of one rank are played until it waits for another rank, whose rows are played next.
+A message starts when both sides have reached it, as NCCL's do, and a collective when all of its ranks have. A rank's
+rows are played until it waits for another rank, whose rows are played next.
 """
 
 from __future__ import annotations

@@ -187,8 +187,12 @@ class Beats:
     def _write_stacks(self, reason: str, with_code: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns(), "reason": reason}
         main = frames.stack_of(sys._current_frames().get(self._main))
-        asked = {"transfer": transfer_of(main), "joining": joining_of(main), "root": root_of(main)}
-        asked["handled"] = handled_by(self._main)
+        asked = {
+            "transfer": transfer_of(main),
+            "joining": joining_of(main),
+            "root": root_of(main),
+            "handled": handled_by(self._main),
+        }
         stacks = frames.all_stacks(self._main, with_code)
         rank_files.write_json(self.place.folder, "stacks.json", {**head, **asked, "threads": stacks})
 
