@@ -53,6 +53,7 @@ def test_benchmark_processes_end_with_the_runner(tmp_path: Path) -> None:
     wait_until(lambda: not any(map(is_alive, pids)), "the end of the benchmark's processes")
 
 
+@pytest.mark.slow
 def test_plan_is_near_what_the_gpu_benchmark_measured() -> None:
     """No constant is fitted on these runs of an H100."""
     words = [sys.executable, str(FOLDER / "gpu.py"), "--plan", "H100-80GB"]

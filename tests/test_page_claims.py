@@ -74,6 +74,7 @@ def printed_by(command: list[str]) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_torchrun_sets_the_variables_of_lab_3_and_no_node_rank() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python"]
     found = printed_by(torchrun)
@@ -112,6 +113,7 @@ dist.all_reduce(torch.ones(1))
 """
 
 
+@pytest.mark.slow
 def test_gloo_waits_for_a_living_peer_and_reports_one_that_ended(tmp_path: Path) -> None:
     """Lab 2's theory and its question `one-batch-less` claim this."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -207,6 +207,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "code"), [("INFO", 0), ("DETAIL", -signal.SIGSEGV)])
 def test_debug_level_detail_crashes_ddp_on_gloo(level: str, code: int, tmp_path: Path) -> None:
     env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": level}

@@ -36,6 +36,7 @@ def test_waiting_thread_sleeps_immediately(program: str) -> None:
     assert spin_count(program) == 0
 
 
+@pytest.mark.slow
 def test_threads_keep_the_users_choice() -> None:
     assert spin_count("train.py", OMP_WAIT_POLICY="active") > 0
     assert spin_count("scripts/train_tiny_transformer.py", GOMP_SPINCOUNT="900") == 900

@@ -57,6 +57,7 @@ def test_cell_that_hangs_ends_with_who_waits_where(kernel: Kernel) -> None:
     assert kernel.run("%ranks dist.barrier(); held").text == "rank 0 │ 0\nrank 1 │ 1"
 
 
+@pytest.mark.slow
 def test_different_lines_and_absent_ranks_are_named(kernel: Kernel) -> None:
     shown = kernel.run("%%ranks --allow-errors\nx = torch.zeros(4)\nif rank:\n    dist.broadcast(x, 0)\ndist.barrier()")
     assert "rank 0: waits in barrier" in shown.text or "rank 0: has finished the cell" in shown.text
@@ -94,6 +95,7 @@ def test_mistakes_are_errors_without_a_traceback(kernel: Kernel) -> None:
     assert "unrecognized arguments: --wrold" in kernel.run("%%ranks --wrold 3\n1").error
 
 
+@pytest.mark.slow
 def test_interrupted_start_and_killed_kernel_leave_no_process(tmp_path: Path) -> None:
     with Kernel(tmp_path) as kernel:
         shown = kernel.run("%%ranks --world 2\n1", then=kernel.interrupt, once="starting a world of 2 ranks ...")

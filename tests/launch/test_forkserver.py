@@ -28,6 +28,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2], ids=["script", "module"])
 def test_forked_rank_has_the_environment_of_a_new_program(findings: dict[str, Any], number: int) -> None:
     spawned, forked = (findings[how]["looks"][number]["look"] for how in ("spawned", "forked"))

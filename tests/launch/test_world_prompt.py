@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from harness import LIMIT_S, wait_until
 
 COMMAND = [sys.executable, "-m", "frog.cli", "world", "--nproc", "2"]
@@ -52,6 +53,7 @@ def test_option_that_makes_no_sense_is_an_error_before_anything_starts(tmp_path:
     assert done.stderr.startswith("error: --network needs several nodes")
 
 
+@pytest.mark.slow
 def test_ctrl_c_interrupts_the_cell_and_the_prompt_goes_on(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

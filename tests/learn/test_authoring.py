@@ -179,6 +179,7 @@ def test_solution_of_several_files_is_edits_with_their_file(
     assert [path.name for path in (folder / "wrong/raised").iterdir()] == [first]
 
 
+@pytest.mark.slow
 def test_course_solutions_survive_being_shown_and_added_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Add what `show` writes, for solutions drawn from all labs: neither solutions.toml nor any file changes."""
     monkeypatch.chdir(tmp_path)

@@ -35,6 +35,7 @@ def test_solution_without_empty_functions_keeps_its_verdict(tmp_path: Path, text
     assert unsolved_if_empty(passed, exercise, {"step.py": b"def step(): pass\n"}) == passed
 
 
+@pytest.mark.slow
 def test_pass_in_exercise_2_1_is_reported_as_empty() -> None:
     exercise = find_exercise("2.1")
     stub = exercise.stub()["step.py"].decode()

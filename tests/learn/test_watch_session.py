@@ -331,6 +331,7 @@ def test_watch_screen_fits_the_terminal(watch: Watch, columns: int, rows: int) -
     assert lines[-1].startswith("n next")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 60, 80])
 def test_every_exercise_fits_a_narrow_terminal(tmp_path: Path, columns: int) -> None:
     folder = create_folder(tmp_path / "mine")

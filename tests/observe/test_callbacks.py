@@ -85,6 +85,7 @@ def test_numbers_that_an_accelerate_program_logs_are_recorded(tmp_path: Path, re
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Lightning warns about this machine
 def test_steps_of_a_lightning_trainer_are_recorded(tmp_path: Path, recorder: Recorder) -> None:
     lightning = pytest.importorskip("lightning")

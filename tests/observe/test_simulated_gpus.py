@@ -39,6 +39,7 @@ def seen(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_replaced_name_exists_in_torch(seen: dict[str, Any]) -> None:
     assert seen["missing"] == []
     assert len(seen["replaced"]) > 200

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from harness import LIMIT_S
 from page_harness import SCRIPTS
 
@@ -15,6 +16,7 @@ def feed(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
 
 
+@pytest.mark.slow
 def test_without_workers_a_step_waits_for_every_read_of_its_batch() -> None:
     done = feed("--workers", "0", "--read-ms", "2", "--batch-size", "5", "--steps", "3")
     waited = re.search(r"waits ([\d.]+) ms", done.stdout)

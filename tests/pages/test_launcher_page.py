@@ -187,6 +187,7 @@ def test_launcher_exits_with_the_first_failures_code(pages: PageHarness) -> None
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the end of all ranks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [*(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],

@@ -53,6 +53,7 @@ def test_names_of_unused_modules_exist() -> None:
     assert [name for name in UNUSED if importlib.util.find_spec(name) is None] == []
 
 
+@pytest.mark.slow
 def test_training_with_ddp_imports_no_other_strategy(trained: Harness) -> None:
     for rank in (0, 1):
         modules = (trained.root / f"modules.{rank}").read_text().splitlines()

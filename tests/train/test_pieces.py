@@ -199,6 +199,7 @@ def test_all_ranks_of_a_node_with_too_few_gpus_use_the_cpu(monkeypatch: pytest.M
         devices(3, "cuda")
 
 
+@pytest.mark.slow
 def test_trained_model_is_sampled_scored_exported_and_imported(harness: Harness, tmp_path: Path) -> None:
     """Run sample, eval, export, import, and training from an import, as a user types them."""
     transformers = pytest.importorskip("transformers")

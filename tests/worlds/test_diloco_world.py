@@ -50,6 +50,7 @@ def weights(harness: Harness, name: str, step: int) -> dict[str, torch.Tensor]:
     return named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_diloco_traffic_matches_the_formulas(runs: Harness, name: str) -> None:
     """DiLoCo sends at the end of a round, and nothing within it."""
@@ -61,6 +62,7 @@ def test_diloco_traffic_matches_the_formulas(runs: Harness, name: str) -> None:
         assert max(sizes) > 10_000
 
 
+@pytest.mark.slow
 def test_8_bit_gradients_train_equally_well(runs: Harness) -> None:
     plain, compressed = runs.record("ddp-off"), runs.record("ddp-int8")
     assert compressed["order_sha256"] == plain["order_sha256"]
@@ -68,12 +70,14 @@ def test_8_bit_gradients_train_equally_well(runs: Harness) -> None:
     assert compressed["loss"] == pytest.approx(plain["loss"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_diloco_ranks_differ_within_a_round(runs: Harness) -> None:
     first, second = (rank.by_step(StepEvent) for rank in runs.events("d-off").ranks.values())
     for step in range(1, 9):
         assert (first[step].loss_mean == second[step].loss_mean) == (step in (4, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_diloco_evaluates_the_outer_weights_within_a_round(runs: Harness, name: str) -> None:
     run = f"d-{name}"
@@ -85,6 +89,7 @@ def test_diloco_evaluates_the_outer_weights_within_a_round(runs: Harness, name: 
     assert not all(torch.equal(after[key], within[key]) for key in after)
 
 
+@pytest.mark.slow
 def test_diloco_run_resumes_bit_for_bit(runs: Harness) -> None:
     """This includes the middle of a round, when weights, moments and errors differ between the ranks."""
     for name in NAMES:
@@ -98,6 +103,7 @@ def test_diloco_run_resumes_bit_for_bit(runs: Harness) -> None:
             assert again[field] == undisturbed[field], (name, field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("strategy.name=ddp",)])
 def test_diloco_run_cannot_resume_in_another_world_within_a_round(
     runs: Harness, settings: tuple[str, ...], capfd: pytest.CaptureFixture[str]
@@ -109,6 +115,7 @@ def test_diloco_run_cannot_resume_in_another_world_within_a_round(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("strategy.name=ddp",)])
 def test_diloco_run_resumes_in_any_world_at_the_end_of_a_round(runs: Harness, settings: tuple[str, ...]) -> None:
     target = f"d-end-{len(settings)}"
@@ -117,6 +124,7 @@ def test_diloco_run_resumes_in_any_world_at_the_end_of_a_round(runs: Harness, se
     assert runs.record(target)["order_sha256"] == runs.record("d-int8")["order_sha256"]
 
 
+@pytest.mark.slow
 def test_ddp_run_resumes_under_diloco(runs: Harness) -> None:
     assert train(runs, "run.toml", *set_words("name=d-from-ddp", "train.steps=2")) == 0
     path = str(runs.folder("d-from-ddp").path)

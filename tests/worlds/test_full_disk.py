@@ -23,6 +23,7 @@ def small_disk(path: Path, num_bytes: int) -> list[str]:
     return words if subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
 
 
+@pytest.mark.slow
 def test_full_disk_ends_the_run_with_its_last_good_checkpoint(harness: Harness) -> None:
     disk = harness.root / "disk"
     disk.mkdir(exist_ok=True)

@@ -40,6 +40,7 @@ def test_killed_and_restarted_run_is_bitwise_equal_to_the_undisturbed_run(here: 
     assert [start.from_step for start in folder.read_run_json().segments] in ([0, 2], [0, 4])
 
 
+@pytest.mark.slow
 def test_shards_and_collectives_of_own_strategy_are_measured(here: Harness) -> None:
     events = here.events("calm")
     whole = 4 * here.folder("calm").read_run_json().num_parameters

@@ -45,6 +45,7 @@ def program(harness: Harness) -> Harness:
     return harness
 
 
+@pytest.mark.slow
 def test_rank_of_a_program_with_simulated_gpus_is_killed_at_a_collective(program: Harness) -> None:
     fault = ("--fault", "kill rank=1 collective=15")
     gpus = ("--simulate-gpus", "3")

@@ -49,6 +49,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [*FAST, *(pytest.param(bug, marks=pytest.mark.slow) for bug in SLOW)])
 def test_planted_bug_is_found_with_its_rank_and_line(harness: Harness, bug: str) -> None:
     shutil.copy(PLANTED, harness.root / "train_it.py")
@@ -76,6 +77,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "fault", "line"), [((), "none", None), (("differs",), "shape", "two.py:7")])
 def test_program_with_torchs_debug_level_detail_is_diagnosed(
     harness: Harness, words: tuple[str, ...], fault: str, line: str | None

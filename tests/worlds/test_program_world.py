@@ -53,6 +53,7 @@ def test_first_failure_is_printed_last_and_recorded(harness: Harness) -> None:
     assert [line.split()[:3] for line in listed.splitlines() if line.startswith("my ")] == [["my", "failed", "3"]]
 
 
+@pytest.mark.slow
 def test_frog_does_not_import_a_module_of_the_current_directory(tmp_path: Path) -> None:
     """Neither the agents nor the store. The program does not see it either: its own folder is first on the path."""
     (tmp_path / "queue.py").write_text("raise SystemExit('imported the queue.py of the current directory')")

@@ -93,6 +93,7 @@ def join(harness: Harness, name: str, step: int, process: subprocess.Popen[str])
     return out
 
 
+@pytest.mark.slow
 def test_four_ranks_lose_two_regain_one_and_reach_the_undisturbed_result(
     harness: Harness, undisturbed: dict[str, Any]
 ) -> None:

@@ -27,6 +27,7 @@ def test_program_for_cuda_has_the_losses_of_the_same_program_for_gloo(harness: H
     assert "had no effect" not in plain.stdout
 
 
+@pytest.mark.slow
 def test_rank_beyond_the_last_simulated_gpu_fails_as_with_cuda(harness: Harness) -> None:
     done = harness.run("frog", "run", "--nproc", "2", "--simulate-gpus", "1", "--", str(WORKER), "cuda", code=1)
     assert "error: rank 1 (" in done.stderr

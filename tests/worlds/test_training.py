@@ -50,6 +50,7 @@ def same_run(harness: Harness, name: str, other: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_worlds_of_all_sizes_agree_with_one_process(calm: Harness) -> None:
     for world_size in (2, 4):
         same_run(calm, f"calm-{world_size}", "calm-1")
@@ -123,6 +124,7 @@ def test_resume_after_the_last_checkpoint_writes_the_missing_record(calm: Harnes
     assert [calm.record("no-record")[key] for key in same] == [calm.record("calm-2")[key] for key in same]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_run_resumed_in_another_world_uses_the_same_samples(calm: Harness, world_size: int) -> None:
     name = f"moved-{world_size}"
@@ -138,6 +140,7 @@ def test_run_resumed_in_another_world_uses_the_same_samples(calm: Harness, world
     assert [(entry.world_size, entry.from_step) for entry in segments] == [(2, 0), (world_size, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )

@@ -118,6 +118,7 @@ def test_explain_prints_every_line_of_the_file(capsys: pytest.CaptureFixture[str
 LONG = "".join(f"srun --foo{number} python train.py $UNSET{number}\n" for number in range(900))
 
 
+@pytest.mark.slow
 def test_explain_truncates_output_of_huge_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -252,6 +252,7 @@ def test_explain_bounds_nesting(name: str, tmp_path: Path) -> None:
 MOST_CALLS, LONG = 10_000_000, "y" * 300_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

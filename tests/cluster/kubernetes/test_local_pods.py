@@ -185,6 +185,7 @@ def machine() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_pod_writes_to_its_root_and_changes_nothing_on_the_machine(here: Harness, machine: Path) -> None:
     """Its working folder does not exist here, and a volume is mounted through a folder that is a link."""
     (machine / "folder").mkdir()
@@ -251,6 +252,7 @@ def tries(here: Harness) -> list[list[str]]:
     return [line.split() for line in (here.root / "disk" / "tries").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_restart_policy_never_creates_new_pods(here: Harness) -> None:
     done = here.run(*start(here, counted(spec__backoffLimit=2)))
     assert "(failure 2, backoffLimit 2)" in done.stderr
@@ -354,6 +356,7 @@ def begin(here: Harness, script: str) -> tuple[subprocess.Popen[str], list[psuti
     return process, tree(process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_launcher_forwards_sigterm_to_pods(here: Harness, number: signal.Signals) -> None:
     process, family = begin(here, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
@@ -449,6 +452,7 @@ spec:
 """
 
 
+@pytest.mark.slow
 def test_pods_of_a_job_set_find_each_other_by_name(here: Harness) -> None:
     (here.root / "set.yaml").write_text(PEERS)
     done = here.run("frog", "run", "--from", "set.yaml")

@@ -45,6 +45,7 @@ def render(here: Harness, *words: str, options: Sequence[str] = ()) -> None:
     (here.root / "k8s.yaml").write_text(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "pod"), [("job", "frog-my-"), pytest.param("trainjob", "frog-my-node-0-", marks=pytest.mark.slow)]
 )

@@ -28,6 +28,7 @@ def test_pod_spec_round_trip(tmp_path: Path) -> None:
     assert container.main(["start", str(path)]) == 128
 
 
+@pytest.mark.slow
 def test_manifest_with_wrong_types_is_refused(tmp_path: Path) -> None:
     """JSON is also valid YAML."""
     path = tmp_path / "k8s.yaml"

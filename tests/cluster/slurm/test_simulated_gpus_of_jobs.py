@@ -46,10 +46,12 @@ def submit(folder: Path, *options: str) -> list[str]:
     return sorted(said.splitlines())
 
 
+@pytest.mark.slow
 def test_tasks_see_the_gpus_of_their_job(folder: Path) -> None:
     lines = submit(folder, "--ntasks=2", "--gres=gpu:2")
     assert lines == ["cuda:0", "cuda:1", "task 0 2 True", "task 1 2 True"]
 
 
+@pytest.mark.slow
 def test_job_without_gpus_sees_none(folder: Path) -> None:
     assert submit(folder, "--ntasks=1") == ["task 0 0 False"]

@@ -130,6 +130,7 @@ def test_profile_comes_with_frog_outside_a_clone(
     assert "torchrun my.py --lr 1 &\n" in text
 
 
+@pytest.mark.slow
 def test_plain_torch_script_runs_from_its_job_file_on_the_emulator(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(PLAIN_TORCH)
     cluster.up(tmp_path / "cluster", 2, 2, 8, kill_wait_s=1)

@@ -322,6 +322,7 @@ def test_doctor_ends_at_its_deadline_without_leftover_processes(tmp_path: Path) 
     assert [process.pid for process in psutil.process_iter(["cmdline"]) if str(temporary) in str(process.info)] == []
 
 
+@pytest.mark.slow
 def test_doctor_reports_that_this_machine_runs_lab_2(tmp_path: Path) -> None:
     data = json.loads(Harness(tmp_path).run("frog", "doctor", "--lab", "2", "--json", "--deadline", "300").stdout)
     wrong = {name: one for name, one in data["findings"].items() if one["state"] == "missing" and 2 in one["labs"]}

@@ -70,6 +70,7 @@ def write_exercise(labs: Path) -> Exercise:
     return Exercise(labs / "lab9/01_programs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "last_line"),
     [

@@ -223,6 +223,7 @@ def _nothing_is_left(place: Place) -> Iterator[None]:
     wait_until(lambda: place.left() == [], "the end of all processes")
 
 
+@pytest.mark.slow
 def test_reference_of_the_hostile_exercise_passes(place: Place) -> None:
     assert place.check(FILES["reference/sum.py"]).status == "passed"
     assert place.check(FILES["sum.py"]).status == "unsolved"

@@ -41,6 +41,7 @@ def outcomes_of(command: list[str], folder: Path, worlds: tuple[int, ...], *only
     return {outcome.check: outcome for outcome in found}
 
 
+@pytest.mark.slow
 def test_python_example_passes_every_check(tmp_path: Path) -> None:
     assert len((EXAMPLES / "ring.py").read_text().splitlines()) <= 60, "as the page says"
     found = outcomes_of([sys.executable, str(EXAMPLES / "ring.py")], tmp_path, (2, 3, 4))

@@ -248,6 +248,7 @@ def _long_history(num_steps: int, num_ranks: int) -> History:
     return history
 
 
+@pytest.mark.slow
 def test_report_of_50000_steps_and_64_ranks_is_below_5_mb() -> None:
     drawn = charts(_long_history(50_000, 64))
     assert len(json.dumps(drawn)) < 4_500_000

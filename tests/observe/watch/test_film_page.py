@@ -74,6 +74,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "alert(1)" in page
 
 
+@pytest.mark.slow
 def test_page_of_the_longest_run_has_at_most_five_megabytes(tmp_path: Path) -> None:
     """50,000 steps of 64 ranks, of which only the part that a rank's blocks keep can grow."""
     words, num_ranks, num_steps = Words(), 64, 50_000

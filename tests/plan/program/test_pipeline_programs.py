@@ -70,6 +70,7 @@ def products(facts: dict[str, Any]) -> int:
     return sum(2 * num * rows * inner * columns for num, rows, inner, columns, *_ in rows)
 
 
+@pytest.mark.slow
 def test_each_stage_computes_its_blocks_and_sends_every_micro_batch_once(one_f_one_b: Facts) -> None:
     """Ranks 0 and 1 are the stages of the first pipeline; six operations for each token and weight of a product."""
     assert sorted(one_f_one_b) == [0, 1]
@@ -85,6 +86,7 @@ def test_each_stage_computes_its_blocks_and_sends_every_micro_batch_once(one_f_o
     assert {row[3] for row in messages_of(one_f_one_b[0])} == {row[3] for row in messages_of(one_f_one_b[1])}
 
 
+@pytest.mark.slow
 def test_a_stage_of_1f1b_holds_a_micro_batch_for_each_stage_from_it_on(one_f_one_b: Facts) -> None:
     """Narayanan et al. 2021: stage i of p holds p - i micro-batches. Attention's output is kept once for each."""
     live: dict[int, int] = {}
@@ -105,12 +107,14 @@ def _line_of(text: str) -> str:
     return f":{number}"
 
 
+@pytest.mark.slow
 def test_the_stages_end_their_step_together_and_wait_for_each_other(one_f_one_b: Facts) -> None:
     times = play_together(one_f_one_b, CLUSTER, 8)
     assert times[0].total == pytest.approx(times[1].total)
     assert min(time.waiting for time in times.values()) > 0
 
 
+@pytest.mark.slow
 def test_a_stage_holds_as_many_bytes_as_torch_tracks(one_f_one_b: Facts, interleaved: Facts) -> None:
     """torch's MemTracker runs the same stages without Frog: every byte of the peaks is the same."""
     command = [sys.executable, str(TRACKED), "0 1", "1f1b interleaved", str(PIPELINE), *SIZES]
@@ -121,6 +125,7 @@ def test_a_stage_holds_as_many_bytes_as_torch_tracks(one_f_one_b: Facts, interle
     assert {(name, rank): memory_of(recorded[name][rank]).allocated for name, rank in tracked} == tracked
 
 
+@pytest.mark.slow
 def test_interleaved_stages_of_a_rank_make_one_step_with_two_optimizers(interleaved: Facts) -> None:
     """Each rank has two of the four stages, and an optimizer for each."""
     facts = interleaved
@@ -132,6 +137,7 @@ def test_interleaved_stages_of_a_rank_make_one_step_with_two_optimizers(interlea
     play_together(facts, CLUSTER, 8)
 
 
+@pytest.mark.slow
 def test_shapes_and_objects_arrive_in_a_pipeline_by_hand(tmp_path: Path) -> None:
     facts, output = record(tmp_path, MESSAGES)
     assert sorted(facts) == [0, 4]
@@ -156,6 +162,7 @@ def test_a_received_tensor_of_another_size_is_named_with_both_lines() -> None:
     assert tensor[0].tolist() == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_rank_whose_starter_has_ended_ends_before_the_program(tmp_path: Path) -> None:
     """It imports torch first, and waits for messages later, both longer than a killed starter lives."""
     request = tmp_path / "request-0"

@@ -155,6 +155,7 @@ def test_fsdp1_gathers_in_both_passes_on_its_own_streams(fsdp1: tuple[dict[str, 
     assert len({stream for stream, _ in launched}) == 2  # gathers and reductions
 
 
+@pytest.mark.slow
 def test_a_shape_that_depends_on_data_is_named_with_its_line(tmp_path: Path) -> None:
     line = next(n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "noise[noise > 0.5]" in text)
     with pytest.raises(FrogError, match=rf"planned_program.py:{line}: the shape or value of \w+ depends on data"):

@@ -60,6 +60,7 @@ def outcome_of(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str
     return run_all(root, workers, [])
 
 
+@pytest.mark.slow
 def test_process_test_that_passes_the_second_time_is_flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = outcome_of(tmp_path, monkeypatch, {"test_unlucky.py": UNLUCKY})
     names = ["test_shares_a_world", "test_starts_a_process[a b]", "test_alone"]
@@ -73,6 +74,7 @@ def test_process_test_that_passes_the_second_time_is_flaky(tmp_path: Path, monke
     assert closing_lines(outcome, page) == ["flaky: tests/a.py::test_b[1] (listed)"]
 
 
+@pytest.mark.slow
 def test_unit_test_runs_once_and_its_failure_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = outcome_of(tmp_path, monkeypatch, {"test_both.py": UNLUCKY + FINAL})
     assert outcome.failed == {
@@ -85,6 +87,7 @@ def test_unit_test_runs_once_and_its_failure_is_final(tmp_path: Path, monkeypatc
     assert "failed: test_both.py::test_without_a_process" in closing_lines(outcome, "")
 
 
+@pytest.mark.slow
 def test_crashed_worker_is_a_final_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crash = "import os\ndef test_crash():\n    os.fork() or os._exit(0)\n    os._exit(3)\n"
     outcome = outcome_of(

@@ -136,6 +136,7 @@ copy.remove()
 """
 
 
+@pytest.mark.slow
 def test_mutants_are_noticed_in_a_copy_of_the_project(tmp_path):
     files = {
         "src/frog/__init__.py": "",

@@ -72,6 +72,7 @@ def player(tab: Tab, name: str) -> str:
     return figure(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_picture_has_a_player_that_fits(browser: Browser, folder: Path, width: int, scheme: str) -> None:
@@ -88,6 +89,7 @@ def test_every_picture_has_a_player_that_fits(browser: Browser, folder: Path, wi
     assert tab.faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_buttons_stop_step_and_play(browser: Browser, folder: Path, width: int) -> None:
     tab = opened(browser, folder, width, "light")
@@ -161,6 +163,7 @@ def test_a_printed_page_has_stills_and_no_buttons(browser: Browser, folder: Path
     assert tab.run(f"getComputedStyle({figure('hang')}.querySelector('.picture-controls')).display") == "none"
 
 
+@pytest.mark.slow
 def test_no_text_leaves_its_picture_in_any_setting(browser: Browser, folder: Path) -> None:
     tab = opened(browser, folder, 1300, "light")
     look = """svg => {

@@ -146,6 +146,7 @@ def everything(pages: Path) -> str:
     return "\n".join(path.read_text() for path in pages.rglob("*.md"))
 
 
+@pytest.mark.slow
 def test_slides_and_quizzes_become_pages(tmp_path: Path) -> None:
     lay_out(ROOT, tmp_path, {})
     deck = (tmp_path / "tools/slides/session-a.md").read_text()

@@ -277,6 +277,7 @@ def test_checkpoint_replaces_a_foreign_file_or_folder_in_its_place(tmp_path: Pat
     assert folder.unfinished_checkpoints() == []
 
 
+@pytest.mark.slow
 def test_manifest_with_any_wrong_key_is_skipped(tmp_path: Path) -> None:
     """The manifest has a matching hash, so that only the schema can reject it."""
     folder, tensors = RunFolder(tmp_path), {"model/a": torch.randn(8, 4), "model/b": torch.randn(3)}

@@ -14,6 +14,7 @@ from frog.core.errors import DataError
 from frog.train.data import hub_corpus, python_docs
 
 
+@pytest.mark.slow
 def test_embedded_corpus_has_the_reference_and_the_docstrings() -> None:
     loaded = set(sys.modules)
     documents = {document.name: document.text for document in python_docs()}

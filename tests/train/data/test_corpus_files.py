@@ -195,6 +195,7 @@ def test_pipe_in_a_corpus_folder_is_skipped(tmp_path: Path) -> None:
     assert "no readable file" in refusal(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "line"), [("txt", b"a\n"), ("jsonl", b'{"text": "a"}\n')])
 def test_gzip_bomb_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, line: bytes) -> None:
     monkeypatch.setattr("frog.train.data.document_files._MOST_BYTES", 1 << 20)

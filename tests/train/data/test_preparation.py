@@ -233,6 +233,7 @@ def test_killed_preparation_leaves_no_set_and_the_next_one_succeeds(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".stuck.lock", ".stuck.verified.json", "stuck"]
 
 
+@pytest.mark.slow
 def test_interrupted_preparation_leaves_nothing(stuck: subprocess.Popen[str], tmp_path: Path) -> None:
     stuck.send_signal(signal.SIGINT)
     assert stuck.wait(timeout=LIMIT_S) != 0

@@ -77,6 +77,7 @@ def test_finetuned_run_has_the_usual_folder(here: Harness) -> None:
     here.run("frog", "report", "who")
 
 
+@pytest.mark.slow
 def test_finetuning_on_two_ranks_breaks_no_rule_of_the_check(here: Harness) -> None:
     words = ("finetune", "base", "--name", "checked", "--data", "who.jsonl", "--epochs", "1")
     said = here.run("frog", "check", "--nproc", "2", "--threads", "1", "--", *words).stdout
@@ -172,6 +173,7 @@ def test_finetuning_is_bitwise_reproducible(here: Harness) -> None:
         assert here.record("who-again")[key] == here.record("who")[key]
 
 
+@pytest.mark.slow
 def test_stopped_finetuning_saves_a_complete_adapter(here: Harness) -> None:
     words = ("--data", "who.jsonl", "--epochs", "4000", "--name", "stopped")
     process = here.start("frog", "finetune", "base", *words)

@@ -171,6 +171,7 @@ def test_attention_by_scores_is_used_for_short_bfloat16_sequences() -> None:
         assert not functions.writes_scores_out(short, short, short)
 
 
+@pytest.mark.slow
 def test_compiled_model_has_the_same_loss() -> None:
     model = TinyTransformer(ModelConfig(64, 32, 48, 2, 4, 2, 40))
     tokens = torch.randint(0, 64, (4, 41))

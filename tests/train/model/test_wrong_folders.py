@@ -35,6 +35,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
+@pytest.mark.slow
 def test_adapter_configs_with_wrong_values_are_rejected(adapter: Path) -> None:
     held_to_its_schema(adapter / CONFIG_FILE, lambda: read_config(adapter))
     held_to_its_schema(adapter / CONFIG_FILE, lambda: load_adapter(TinyTransformer(SIZES), adapter), names=str(adapter))

@@ -148,6 +148,7 @@ def test_optimizer_state_exists_before_the_first_step(case: str) -> None:
     assert kept == set(before), "torch keeps state that a checkpoint would not contain"
 
 
+@pytest.mark.slow
 def test_optimizer_step_does_not_load_the_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", STEP], timeout=LIMIT_S).returncode == 0
 

@@ -61,6 +61,7 @@ def test_parts_merge_into_attention_to_all_keys() -> None:
     torch.testing.assert_close(log_sum, log_whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ring_of_one_rank_equals_causal_attention() -> None:
     torch.manual_seed(1)
     inputs = [torch.randn(2, heads, 6, 4, dtype=torch.float64, requires_grad=True) for heads in (6, 2, 2)]

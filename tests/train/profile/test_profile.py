@@ -43,6 +43,7 @@ def spans(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [event for event in events if event["ph"] == "X" and event["name"] == name]
 
 
+@pytest.mark.slow
 def test_each_rank_leaves_a_chrome_trace(profiled: tuple[str, RunFolder, str]) -> None:
     strategy, folder, _ = profiled
     num_micro = 2 if strategy == "ddp" else 1
@@ -61,6 +62,7 @@ def test_each_rank_leaves_a_chrome_trace(profiled: tuple[str, RunFolder, str]) -
         assert all(event["pid"] == rank for event in events)
 
 
+@pytest.mark.slow
 def test_merged_trace_has_all_ranks_on_one_clock(profiled: tuple[str, RunFolder, str]) -> None:
     strategy, folder, _ = profiled
     events = json.loads(gzip.decompress((folder.profile / "trace.json.gz").read_bytes()))["traceEvents"]
@@ -120,6 +122,7 @@ def test_profile_parts_add_up(profiled: tuple[str, RunFolder, str]) -> None:
         assert rank.peak_bytes > 2**20
 
 
+@pytest.mark.slow
 def test_summary_fits_one_page(profiled: tuple[str, RunFolder, str]) -> None:
     _, folder, printed = profiled
     page = (folder.profile / "summary.md").read_text()
@@ -139,6 +142,7 @@ def test_summary_fits_one_page(profiled: tuple[str, RunFolder, str]) -> None:
     assert sum(line.startswith("|    1 |") for line in tables) == 4
 
 
+@pytest.mark.slow
 def test_profiled_run_has_the_same_losses(profiled: tuple[str, RunFolder, str], harness: Harness) -> None:
     """The losses equal those without the profiler, and there is no checkpoint or last evaluation."""
     strategy, folder, _ = profiled

@@ -31,6 +31,7 @@ def program(harness: Harness) -> str:
     return "prof_it.py"
 
 
+@pytest.mark.slow
 def test_recorded_steps_of_each_rank_are_in_its_trace_and_the_program_ends(harness: Harness, program: str) -> None:
     done = harness.run("frog", "profile", "--nproc", "2", "--after", "3", "--steps", "2", "--", program, "100000")
     folder = harness.folder("prof_it")
@@ -44,6 +45,7 @@ def test_recorded_steps_of_each_rank_are_in_its_trace_and_the_program_ends(harne
     assert (folder.profile / "summary.md").read_text() in done.stdout
 
 
+@pytest.mark.slow
 def test_program_with_too_few_steps_is_an_error_that_says_so(harness: Harness, program: str) -> None:
     done = harness.run("frog", "profile", "--nproc", "1", "--after", "9", "--", program, "3", code=2)
     assert "took fewer than 12 steps of a torch optimizer" in done.stderr

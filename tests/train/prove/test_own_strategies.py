@@ -72,6 +72,7 @@ def plant(folder: Path, name: str) -> Path:
     return folder / f"{name}.py"
 
 
+@pytest.mark.slow
 def test_own_strategies_equal_one_process_and_mistakes_do_not(tmp_path: Path) -> None:
     right = [cell for file in FILES if file.stem != "fsdp2" for cell in cells_of(file, [2], REST)]  # it loads slowly
     wrong = [cell for name in MISTAKES for cell in cells_of(plant(tmp_path, name), [2], REST)]

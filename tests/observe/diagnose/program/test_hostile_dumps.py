@@ -73,6 +73,7 @@ def shared_members() -> dict[str, Any]:
     return {**shared_entry(), "pg_config": {str(number): {"ranks": ranks} for number in range(20_000)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [shared_entry, shared_frames, shared_members])
 def test_values_that_entries_share_are_read_once(tmp_path: Path, make: Any) -> None:
     (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(make(), 2))

@@ -219,7 +219,7 @@ def test_cases_cover_every_collective() -> None:
     assert {name.split()[0] for name in CASES} == {*OPERATIONS}
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", [pytest.param(cut, marks=[] if cut == "half" else pytest.mark.slow) for cut in CUTS])
 @pytest.mark.parametrize(("name", "way"), ALGORITHMS)
 def test_survivors_learn_of_a_loss_at_any_byte_and_continue(name: str, way: str, cut: str, tmp_path: Path) -> None:
     """The first call is complete; in the second a rank is lost: it succeeds on both others, or on neither."""

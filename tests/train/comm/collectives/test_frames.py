@@ -81,6 +81,7 @@ def test_damaged_payload_is_refused() -> None:
         receiving.check(seen, PAYLOAD[:-1] + b"!")
 
 
+@pytest.mark.slow
 def test_ten_thousand_damaged_streams_never_hang_or_change_a_payload() -> None:
     """Bytes are changed, removed, added, repeated or cut off: the result is an error, or the original payload."""
     draw = random.Random(14)

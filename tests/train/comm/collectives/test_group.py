@@ -134,7 +134,10 @@ def every_other(group: Group) -> None:
     group.barrier()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.slow if way in ("ring 5", "doubling 6", "nodes 2+2") else []) for way in WAYS],
+)
 def test_other_collectives_match_numpy(way: str, tmp_path: Path) -> None:
     together(tmp_path, act=every_other, **WAYS[way])
 

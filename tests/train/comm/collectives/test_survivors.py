@@ -111,7 +111,9 @@ def check(seen: dict[int, Any], size: int, deaths: dict[int, int]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 11, 17, 25])
+@pytest.mark.parametrize(
+    "after", [0, 3, 11, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 5, 8, 17, 25))]
+)
 def test_survivors_agree_if_a_rank_is_lost_anywhere(way: str, after: int, tmp_path: Path) -> None:
     deaths = {after % 4: after}
     seen = live(tmp_path, 4, deaths, **WAYS[way])
