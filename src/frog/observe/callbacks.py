@@ -51,7 +51,7 @@ def for_lightning() -> Any:
                 return
             self._last = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            rates = [group["lr"] for one in trainer.optimizers for group in one.param_groups]
+            rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
             record(trainer.global_step, loss=loss, learning_rate=rates[0] if rates else None)
 
     return FrogCallback()

@@ -56,7 +56,7 @@ def record(
         operator.index(step),
         {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
         tokens,
-        None if samples is None else [_id(one) for one in samples],
+        None if samples is None else [_id(sample) for sample in samples],
     )
 
 

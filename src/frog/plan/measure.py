@@ -55,9 +55,9 @@ def compare_step(
     a step in which the ranks synchronize.
     """
     sent: dict[tuple[str, str], list[int]] = {}
-    for one in collectives:
-        if one.axis != "world":
-            sent.setdefault((one.axis, one.op), []).append(one.payload_bytes)
+    for collective in collectives:
+        if collective.axis != "world":
+            sent.setdefault((collective.axis, collective.op), []).append(collective.payload_bytes)
     meets = step is None or config.meets(step)
     plan = step_traffic(config, world_size, rank) if has_formula(config) and meets else []
     expected = {(flow.axis, flow.op): flow for flow in plan}
@@ -107,12 +107,12 @@ def traffic_problems(config: RunConfig, world_size: int, events: RankEvents, ste
 def problems(found: Iterable[Comparison], world_size: int) -> list[str]:
     """Describe the comparisons that differ by more than 1 % and a few numbers."""
     found = list(found)
-    whole = sum(one.expected_bytes for one in found)
+    whole = sum(row.expected_bytes for row in found)
     agreed_bytes = _AGREED_BYTES + FLOAT_BYTES * world_size
     texts = []
-    for one in found:
-        expected = one.expected.payload_bytes if one.expected else 0
-        if abs(one.payload_bytes - expected) > TOLERANCE * (expected or whole) + agreed_bytes:
-            sent = f"{one.payload_bytes} bytes in {one.num_messages} messages"
-            texts.append(f"{one.op} over {one.axis}: {sent}, {expected:.0f} expected")
+    for row in found:
+        expected = row.expected.payload_bytes if row.expected else 0
+        if abs(row.payload_bytes - expected) > TOLERANCE * (expected or whole) + agreed_bytes:
+            sent = f"{row.payload_bytes} bytes in {row.num_messages} messages"
+            texts.append(f"{row.op} over {row.axis}: {sent}, {expected:.0f} expected")
     return texts

@@ -154,9 +154,9 @@ def _lines(
     from frog.plan.search.best import what_binds
 
     yield f"\nthe fastest layout of each mesh\n{_header(tokens, price)}"
-    yield from (_row(one, tokens, price) for one in found.best)
+    yield from (_row(candidate, tokens, price) for candidate in found.best)
     yield f"\nnot beaten in time, memory and GPU-hours\n{_header(tokens, price)}"
-    yield from (_row(one, tokens, price) for one in found.front)
+    yield from (_row(candidate, tokens, price) for candidate in found.front)
     if price is not None and tokens is None:
         yield f"\nwith --tokens, the table also has what the training costs, in {price.currency}"
     yield "\nhow much faster the first layout would be with twice"

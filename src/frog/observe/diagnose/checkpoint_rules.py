@@ -24,7 +24,7 @@ class DamagedCheckpoint:
 def find_damage(run: RecordedRun) -> list[DamagedCheckpoint]:
     """Return the checkpoints that are damaged now, and those that the run skipped when it resumed."""
     found = [*_on_disk(run), *_passed_over(run)]
-    first = {(one.step, one.damage.cause): one for one in reversed(found)}
+    first = {(checkpoint.step, checkpoint.damage.cause): checkpoint for checkpoint in reversed(found)}
     return sorted(first.values(), key=lambda one: one.step)
 
 
@@ -47,11 +47,11 @@ def _passed_over(run: RecordedRun) -> Iterator[DamagedCheckpoint]:
 
 def with_damage(found: Diagnosis, damaged: list[DamagedCheckpoint]) -> Diagnosis:
     """Add damaged checkpoints to a diagnosis; if a rank failed because of one, that checkpoint is the fault."""
-    for one in damaged:
-        if found.fault in ("kill", "gone", "node") and (found.step, found.phase) == (one.step, "checkpoint"):
-            found = _died_over(found, one)
-        elif found.fault not in _WORDS or found.step != one.step:
-            found = found.with_more(also=(*found.also, of_checkpoint(one)))
+    for checkpoint in damaged:
+        if found.fault in ("kill", "gone", "node") and (found.step, found.phase) == (checkpoint.step, "checkpoint"):
+            found = _died_over(found, checkpoint)
+        elif found.fault not in _WORDS or found.step != checkpoint.step:
+            found = found.with_more(also=(*found.also, of_checkpoint(checkpoint)))
     return found
 
 

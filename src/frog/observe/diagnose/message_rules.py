@@ -53,9 +53,14 @@ def changed_message(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         "extra": f"rank {rank} began {first.found}, which it did not begin in earlier steps: an extra message",
     }
     lines = [
-        note(case.attempt.unix_ns(rank, one.mono_ns), f"rank {rank}", f"began {one} in step {one.step}", one.file)
-        for one in (first.expected, first.found)
-        if one is not None
+        note(
+            case.attempt.unix_ns(rank, message.mono_ns),
+            f"rank {rank}",
+            f"began {message} in step {message.step}",
+            message.file,
+        )
+        for message in (first.expected, first.found)
+        if message is not None
     ]
     where = f"in step {first.step}" + (f", {call.phase}" if call.phase else "")
     return Diagnosis(

@@ -104,8 +104,9 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
     position = case.position(rank)
     found = _base(case, calls, culprits[0].rank if culprits else rank).with_more(
         *(
-            f"{'':12}  rank {one.rank}: loss {one.loss}, gradient norm {one.grad_norm}, samples {list(one.sample_ids)}"
-            for one in culprits
+            f"{'':12}  rank {culprit.rank}: loss {culprit.loss}, gradient norm {culprit.grad_norm}, "
+            f"samples {list(culprit.sample_ids)}"
+            for culprit in culprits
         ),
         fault="nan",
         step=position.step,
@@ -123,7 +124,7 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
     first = culprits[0]
     what, phase = ("the loss", "forward") if first.of_loss else ("a gradient", "backward")
     made = "forward" if first.of_loss else "backward, or between that and the reduction"
-    whose = span([one.rank for one in culprits])
+    whose = span([culprit.rank for culprit in culprits])
     return found.with_more(
         phase=phase,
         finding=f"{what} of {whose} was not finite in step {position.step} (loss {first.loss}, gradient norm "
@@ -152,8 +153,8 @@ def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) 
 def _no_trust(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
     damage = error.facts.damage
     return _base(case, calls, rank).with_more(
-        *(f"{'':12}  {one}" for one in damage),
-        fault=min((one.cause for one in damage), key=get_args(DamageCause).index, default="torn"),
+        *(f"{'':12}  {file}" for file in damage),
+        fault=min((file.cause for file in damage), key=get_args(DamageCause).index, default="torn"),
         rank=damage[0].rank if damage else None,
         phase="checkpoint",
         finding=f"every checkpoint of the run is damaged, so it could not resume: {'; '.join(map(str, damage[:2]))}",

@@ -33,7 +33,7 @@ def recorded_findings(history: History) -> list[Diagnosis]:
         rates_that_differ(history),
         norms_that_differ(history),
     )
-    return [one for one in found if one is not None]
+    return [record for record in found if record is not None]
 
 
 def first_nan(history: History) -> Diagnosis | None:

@@ -108,7 +108,9 @@ def _missing(evidence: Evidence, number: int, call: Call) -> Iterable[int]:
         rank = evidence.ranks.get(other)
         if other == number or rank is None:
             continue
-        own = next((one for one in rank.by_group().get(call.group, []) if one.seq == call.seq), None)
+        own = next(
+            (collective for collective in rank.by_group().get(call.group, []) if collective.seq == call.seq), None
+        )
         if own is None:
             differs = _is_behind(rank, call.group, call.seq)
         else:

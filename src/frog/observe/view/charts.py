@@ -118,7 +118,7 @@ def _world(history: History, main: RankHistory) -> Chart:
     lines = [_line("ranks", "world", [segment.world_size for segment in of_step])]
     for role in ("lost", "joined"):
         at = [s.world_size if c and getattr(c, role) else math.nan for s, c in zip(of_step, changes, strict=True)]
-        who = ", ".join(str(one) for change in changes if change for one in getattr(change, role))
+        who = ", ".join(str(rank) for change in changes if change for rank in getattr(change, role))
         lines += [{**_line(role, role, at), "text": who}] if who else []
     note = "Number of ranks in each step; marks show where ranks were lost or joined"
     return _chart("world", "World size", "ranks", note, "whole", steps, lines, 0)

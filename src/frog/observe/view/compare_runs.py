@@ -153,7 +153,7 @@ def _ids_by_step(history: History) -> dict[int, list[int]]:
     world: dict[int, int] = {}
     for rank in history.ranks.values():
         for step, segment, own in zip(rank.steps.tolist(), rank.segment.tolist(), rank.sample_ids, strict=True):
-            ids.setdefault(step, []).extend(one for one in own if one >= 0 and _reads(rank, segment))
+            ids.setdefault(step, []).extend(sample for sample in own if sample >= 0 and _reads(rank, segment))
             reports[step] = reports.get(step, 0) + 1
             world[step] = history.segments[segment].world_size
     return {step: sorted(values) for step, values in ids.items() if values and reports[step] == world[step]}

@@ -97,8 +97,8 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     row = row_of_observed(folder.path)
     statuses = [own.status for own in observed.values() if own.status is not None]
     began_ns, last_ns = (
-        min((one.started_unix_ns for one in statuses), default=0),
-        max((one.unix_ns for one in statuses), default=0),
+        min((status.started_unix_ns for status in statuses), default=0),
+        max((status.unix_ns for status in statuses), default=0),
     )
     errors = [own.error for own in observed.values() if own.error is not None and own.error.thread == "MainThread"]
     error = min(errors, key=lambda one: one.unix_ns, default=None)
@@ -185,7 +185,7 @@ def _observed_row(own: Observed) -> RankRow:
 
 def _collectives(own: Observed | None) -> str:
     groups = own.groups if own else []
-    return ", ".join(f"{one.completed:,} of {one.enqueued:,} in group {one.group}" for one in groups)
+    return ", ".join(f"{group.completed:,} of {group.enqueued:,} in group {group.group}" for group in groups)
 
 
 def _rows(run: RecordedRun, observed: dict[int, Observed], status: str) -> list[RankRow]:

@@ -167,7 +167,7 @@ class Film:
         """Return the film for the page: of the diagnosis only for whom each rank waits, as the page gets it as HTML."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "diagnosis"}
         for name in ("lanes", "series", "events", "nodes"):
-            found[name] = [asdict(one) for one in found[name]]
+            found[name] = [asdict(row) for row in found[name]]
         found["words"] = list(self.words)
         found["waiting"] = self.waiting
         return found

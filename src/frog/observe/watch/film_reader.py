@@ -408,8 +408,8 @@ class FilmReader:
         still: tuple[object, ...] = ()
         if self._still_s >= STILL_S:
             statuses = _statuses(read_observed(self.folder.path))
-            missing = any(one.answered < self._request and one.is_fresh(time.time_ns()) for one in statuses)
-            answered = [one.answered for one in statuses]
+            missing = any(status.answered < self._request and status.is_fresh(time.time_ns()) for status in statuses)
+            answered = [status.answered for status in statuses]
             since = self._programs[max(self._programs)].still_since_ns if self._programs else 0
             if not missing or self._still_s > STILL_S + _ANSWER_S:  # else a part of the evidence is missing
                 still = (since, tuple(answered), self._still_s > _STUCK_S)

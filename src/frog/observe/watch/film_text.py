@@ -60,7 +60,7 @@ def frame(film: Film) -> RenderableType:
         (film.name, "bold"), "  ", (film.status, style), f"  {format_seconds(film.end / 1e6)}", (still, "bold red")
     )
     parts: list[RenderableType] = [title]
-    numbers = [f"{one.title.lower()} {_last(one.values)} (step {one.step[-1]:,})" for one in film.series]
+    numbers = [f"{line.title.lower()} {_last(line.values)} (step {line.step[-1]:,})" for line in film.series]
     if numbers:
         parts.append(Text(", ".join(numbers)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -357,7 +357,7 @@ def curves(points: Iterable[Point], start_ns: int) -> list[Series]:
     found = []
     for name, title, value in named:
         values = [_mean([value(point) for point in group]) for group in groups]
-        if any(one is not None for one in values):
+        if any(number is not None for number in values):
             at = [(group[-1].end_ns - start_ns) // 1000 for group in groups]
             found.append(Series(name, title, at, [group[-1].step for group in groups], values))
     return found

@@ -74,7 +74,7 @@ class AdaptedLayers(LayerModel):
     def adapter_memory_s(self, mixture: bool) -> tuple[float, float]:
         """Return the seconds to scale the adapters' outputs and add them, forward and backward."""
         each = _FUSED_OUTPUT_BYTES if self.layout.traits.launches_ahead else _FORWARD_OUTPUT_BYTES
-        sides = [one.on_rank(self.layout.tp) for one in self.adapters.matrices(self.model, mixture=mixture)]
+        sides = [matrix.on_rank(self.layout.tp) for matrix in self.adapters.matrices(self.model, mixture=mixture)]
         inputs, outputs = (sum(side) for side in zip(*sides, strict=True)) if sides else (0.0, 0.0)
         backward = _BACKWARD_OUTPUT_BYTES * outputs + _BACKWARD_INPUT_BYTES * inputs
         tokens = self.layout.tokens
@@ -85,7 +85,7 @@ class AdaptedLayers(LayerModel):
         """The seconds to write a layer's matrices in 16 bits once; each pass does so."""
         if not self.adapters.quantized:
             return 0.0
-        numel = sum(one.numel for one in layer_matrices(self.model, self.adapters.kind))
+        numel = sum(matrix.numel for matrix in layer_matrices(self.model, self.adapters.kind))
         return self.kernels.moves((NF4_BYTES + FROZEN_BYTES) * numel)
 
     def _bounded(self, products: float, attention: float, memory: float, comm: Times, num_kernels: int) -> Times:

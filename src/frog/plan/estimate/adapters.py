@@ -134,14 +134,14 @@ class Adapters:
     def matrices(self, model: PlannedModel, *, mixture: bool = False) -> list[Matrix]:
         """Return the matrices of a layer that have an adapter."""
         found = layer_matrices(model, self.kind, mixture=mixture)
-        return [one for one in found if ALL in self.targets or one.name in self.targets]
+        return [matrix for matrix in found if ALL in self.targets or matrix.name in self.targets]
 
     def numel(self, matrix: Matrix, tp: int = 1) -> float:
         """Return the parameters of one adapter on one of tp ranks."""
         return self.rank * sum(matrix.on_rank(tp))
 
     def layer_parameters(self, model: PlannedModel, *, mixture: bool = False, tp: int = 1) -> float:
-        return sum(self.numel(one, tp) for one in self.matrices(model, mixture=mixture))
+        return sum(self.numel(matrix, tp) for matrix in self.matrices(model, mixture=mixture))
 
     def num_parameters(self, model: PlannedModel) -> int:
         """Return the number of trained parameters."""
@@ -161,7 +161,7 @@ class Adapters:
         """Return the frozen parameters in 4 bits on the heaviest rank."""
         if not self.quantized:
             return 0.0
-        each = sum(one.numel for one in layer_matrices(model, self.kind))
+        each = sum(matrix.numel for matrix in layer_matrices(model, self.kind))
         return layout.heaviest_layers(model.layers) * each / layout.tp
 
     def frozen_bytes(self, model: PlannedModel, layout: Layout) -> float:
@@ -184,7 +184,7 @@ class Adapters:
 
     def problems(self, model: PlannedModel, layout: Layout) -> list[str]:
         """Return why this model cannot be tuned so, or is not modelled; empty if it can."""
-        names = {one.name: one for one in layer_matrices(model, self.kind, mixture=bool(model.experts))}
+        names = {matrix.name: matrix for matrix in layer_matrices(model, self.kind, mixture=bool(model.experts))}
         known = [*names] if model.experts else [ALL, *names]
         found = [
             f"--lora-targets {name}: adapters of experts are not modelled; of attention: {','.join(names)}"
@@ -193,8 +193,8 @@ class Adapters:
             for name in self.targets
             if name not in known
         ]
-        adapted = [one for one in names.values() if ALL in self.targets or one.name in self.targets]
-        narrow = min((min(one.inputs, one.outputs) for one in adapted), default=self.rank)
+        adapted = [matrix for matrix in names.values() if ALL in self.targets or matrix.name in self.targets]
+        narrow = min((min(matrix.inputs, matrix.outputs) for matrix in adapted), default=self.rank)
         if self.rank > narrow:
             found.append(f"--lora-r {self.rank}: exceeds the smaller side of a matrix, {narrow}: no low rank")
         if layout.recompute == "alternate":
@@ -255,9 +255,9 @@ def adapter_kept(model: PlannedModel, layout: Layout, adapters: Adapters) -> lis
     if mixture:
         found.append(Kept("rows that leave experts", model.experts_per_token * model.hidden, size, tp))
     if adapters.casts_inputs:
-        found.append(Kept("copies of the adapters' inputs", sum(one.inputs for one in adapted), size, tp))
+        found.append(Kept("copies of the adapters' inputs", sum(matrix.inputs for matrix in adapted), size, tp))
     else:
-        read = {one.reads: one.inputs for one in adapted if one.reads != "attention output"}
+        read = {matrix.reads: matrix.inputs for matrix in adapted if matrix.reads != "attention output"}
         found += [Kept(f"{what}, for adapters", width, size, splits.get(what, tp)) for what, width in read.items()]
     found.append(Kept("between both matrices of the adapters", adapters.rank * len(adapted), size))
     return found
@@ -294,7 +294,7 @@ def adapter_layer_memory(model: PlannedModel, layout: Layout, adapters: Adapters
     kept = layer_input(model, layout) if full else whole
     written = 0.0
     if adapters.quantized:
-        written = FROZEN_BYTES * max(one.numel for one in layer_matrices(model, adapters.kind))
+        written = FROZEN_BYTES * max(matrix.numel for matrix in layer_matrices(model, adapters.kind))
     return LayerMemory(kept, 0.0 if full else kept, (whole if full else 0.0) + written, loss_bytes(model, layout))
 
 

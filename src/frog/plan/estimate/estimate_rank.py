@@ -45,7 +45,7 @@ def _sizes(config: Any) -> dict[str, Any]:
 
 def _is_whole(value: Any) -> bool:
     """True for a list of whole numbers, such as `mlp_only_layers`."""
-    return isinstance(value, list) and all(type(one) is int for one in value)
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def explain_adapters(step: AdaptedStep) -> Iterator[Term]:
     """Yield the terms of a run with adapters: their sizes, the memory, and what differs from full training."""
     adapters, layout, memory = step.adapters, step.layout, step.memory
     model, mixture = step.model, bool(step.model.moe_layers)
-    sides = " + ".join(f"{one.inputs} + {one.outputs}" for one in adapters.matrices(model, mixture=mixture))
+    sides = " + ".join(f"{matrix.inputs} + {matrix.outputs}" for matrix in adapters.matrices(model, mixture=mixture))
     yield Term(
         "adapters of a layer",
         "r x (inputs + outputs) of each matrix",
@@ -52,7 +52,7 @@ def explain_adapters(step: AdaptedStep) -> Iterator[Term]:
             "ms",
         )
     if adapters.quantized:
-        numel = sum(one.numel for one in layer_matrices(model, adapters.kind))
+        numel = sum(matrix.numel for matrix in layer_matrices(model, adapters.kind))
         yield Term(
             "a layer's weights written in 16 bits, each pass",
             "(4.127 bits + 2 bytes) x numbers / memory rate",

@@ -98,8 +98,8 @@ def gpus() -> dict[str, Gpu]:
 
 
 _GPU_UNITS = {"memory": "B", "power": "W"} | dict.fromkeys(("memory_bandwidth", "link_bandwidth"), "B/s")
-_GPU_KEYS = [one.name for one in fields(Gpu) if one.name != "name"]
-_GPU_REQUIRED = [one.name for one in fields(Gpu) if one.name != "name" and one.default is MISSING]
+_GPU_KEYS = [column.name for column in fields(Gpu) if column.name != "name"]
+_GPU_REQUIRED = [column.name for column in fields(Gpu) if column.name != "name" and column.default is MISSING]
 
 
 def _gpu(name: str, table: Mapping[str, Any], prefix: str = "") -> Gpu:

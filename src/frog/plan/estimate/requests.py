@@ -107,7 +107,7 @@ _CHOSEN = ("software", "seq_len", "global_batch", "zero", "seq_parallel")
 def _fitting(model: PlannedModel, cells: dict[str, str], run: PlannedRun) -> PlannedRun:
     """Return the run with its micro-batch or, if that does not fit in memory, the largest smaller one that does."""
     most = run.layout.micro_batch
-    for size in (one for one in (4, 2, 1) if one <= most):
+    for size in (count for count in (4, 2, 1) if count <= most):
         planned = planned_run(model, {**cells, "micro_batch": str(size)}, run.cluster)
         smaller = replace(run, layout=planned.layout, assumed=planned.assumed)
         if smaller.step.memory.total <= USABLE * run.cluster.gpu.memory:

@@ -68,7 +68,8 @@ def _cluster_lines(found: Calibration) -> Iterator[str]:
     """Yield the keys that every cluster file has: one rank counts as a GPU, this machine as a node."""
     machine = found.machine
     size = max((one for one, costs in machine.worlds.items() if one * costs.threads <= machine.cores), default=1)
-    costs, world = machine.nearest(size), next(one for one in found.measured if one["world_size"] == size)
+    costs = machine.nearest(size)
+    world = next(measured for measured in found.measured if measured["world_size"] == size)
     rates = {name: product_rates(world, name) for name in ("bf16", "fp32")}
     best = max((rates["bf16"] or rates["fp32"]).values())
     ring = rate_text(link_rate(_ring(machine, size)), "B/s")
@@ -100,7 +101,7 @@ def _products(rates: Mapping[str, Mapping[int, float]]) -> str:
 
 
 def _ring(machine: Machine, size: int) -> Curve:
-    return machine.worlds[max(size, min(one for one in machine.worlds if one > 1))].links["all_reduce"]
+    return machine.worlds[max(size, min(ranks for ranks in machine.worlds if ranks > 1))].links["all_reduce"]
 
 
 def link_rate(curve: Curve) -> float:
@@ -116,7 +117,7 @@ def summary_lines(found: Calibration) -> Iterator[str]:
     yield f"{'ranks at once':<34}" + "".join(f"{size:>10}" for size in worlds)
     rows = {
         f"products of {precision}, GFLOP/s": [
-            max(product_rates(one, precision).values()) / 1e9 for one in found.measured
+            max(product_rates(measured, precision).values()) / 1e9 for measured in found.measured
         ]
         for precision in ("fp32", "bf16")
         if product_rates(found.measured[0], precision)
@@ -129,8 +130,8 @@ def summary_lines(found: Calibration) -> Iterator[str]:
         rows[f"{op}, beta, GB/s"] = [_beta(costs, op) for costs in worlds.values()]
     for name, values in rows.items():
         yield f"  {name:<32}" + "".join(f"{value:>10.3g}" if value else f"{'-':>10}" for value in values)
-    samples = [one for world in found.measured for one in world["samples"]]
-    if late := sum(one.get("late", False) for one in samples):
+    samples = [sample for world in found.measured for sample in world["samples"]]
+    if late := sum(sample.get("late", False) for sample in samples):
         yield (
             f"note: {late} of {len(samples)} operations differed by more than 5 % between two rounds, and there was no "
             "time for a third one"

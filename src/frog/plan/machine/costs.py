@@ -147,7 +147,10 @@ class Machine:
 
         A group larger than measured passes on more bytes for a payload, in more hops, as in a ring.
         """
-        size = max((one for one in self.worlds if 1 < one <= group), default=min(one for one in self.worlds if one > 1))
+        size = max(
+            (ranks for ranks in self.worlds if 1 < ranks <= group),
+            default=min(ranks for ranks in self.worlds if ranks > 1),
+        )
         moves = {"tensor": "all_reduce", "sequence": "all_gather"}.get(op, op)
         more = max(wire_bytes(moves, 1.0, group) / wire_bytes(moves, 1.0, size), (group - 1) / (size - 1))
         return self.worlds[size].links[op].seconds(num_bytes) * more * self._share(num_ranks) / self._share(size)
@@ -157,4 +160,4 @@ class Machine:
         return max(1.0, num_ranks * self.nearest(num_ranks).threads / self.cores)
 
     def _size(self, num_ranks: int) -> int:
-        return max((one for one in self.worlds if one <= num_ranks), default=min(self.worlds))
+        return max((ranks for ranks in self.worlds if ranks <= num_ranks), default=min(self.worlds))

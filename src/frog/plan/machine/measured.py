@@ -111,7 +111,7 @@ def prediction_lines(phases: dict[str, PhaseTime]) -> Iterator[str]:
     """Yield a table of predicted milliseconds."""
     yield f"{'step time by phase, ms':<28}{'computing':>12}{'communicating':>15}{'total':>10}"
     whole = PhaseTime(
-        sum(one.computing_s for one in phases.values()), sum(one.communicating_s for one in phases.values())
+        sum(phase.computing_s for phase in phases.values()), sum(phase.communicating_s for phase in phases.values())
     )
     for name, one in {**phases, "step": whole}.items():
         yield f"  {name:<26}{one.computing_s * 1e3:>12.1f}{one.communicating_s * 1e3:>15.1f}{one.total_s * 1e3:>10.1f}"

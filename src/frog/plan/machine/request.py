@@ -53,7 +53,7 @@ class Request:
         """Return the request of a JSON table."""
         lists: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in table.items()}
         lists["worlds"] = tuple((size, threads) for size, threads in table["worlds"])
-        lists["layers"] = tuple(LayerSize(**one) for one in table["layers"])
+        lists["layers"] = tuple(LayerSize(**layer) for layer in table["layers"])
         return cls(**lists)
 
 

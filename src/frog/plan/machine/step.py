@@ -173,7 +173,7 @@ class StepOnMachine:
         share, entry = self.share, self.share.config.strategy.entry
         if flow.axis not in ("replicate", share.data_axis, share.shard_axis):
             yield REDUCE if flow.axis == "tied" else PASSES, 1.0, False
-        elif any(one.op == flow.op and one.every == "micro-batch" for one in entry.transfers):
+        elif any(transfer.op == flow.op and transfer.every == "micro-batch" for transfer in entry.transfers):
             yield PASSES, 1.0, True
         elif flow.op == "all_gather":
             yield OPTIMIZE, 1.0, False

@@ -74,8 +74,10 @@ def fit_machine(measured: Sequence[Mapping[str, Any]], cores: float) -> Machine:
 
 def _fit_world(world: Mapping[str, Any]) -> WorldCosts:
     samples: dict[str, dict[str, list[Sample]]] = {}
-    for one in world["samples"]:
-        samples.setdefault(one["kind"], {}).setdefault(one["name"], []).append((Work(**one["work"]), one["seconds"]))
+    for sample in world["samples"]:
+        samples.setdefault(sample["kind"], {}).setdefault(sample["name"], []).append(
+            (Work(**sample["work"]), sample["seconds"])
+        )
 
     def curves(kind: str) -> dict[str, Curve]:
         found = samples.get(kind, {}).items()
@@ -98,8 +100,8 @@ def _fit_world(world: Mapping[str, Any]) -> WorldCosts:
 def product_rates(world: Mapping[str, Any], precision: str) -> dict[int, float]:
     """Return the operations per second of square products by their width."""
     found = {}
-    for one in world["samples"]:
-        kind, _, width = one["name"].partition(" ")
-        if one["kind"] == "product" and kind == precision:
-            found[int(width)] = 2 * int(width) ** 3 / one["seconds"]
+    for sample in world["samples"]:
+        kind, _, width = sample["name"].partition(" ")
+        if sample["kind"] == "product" and kind == precision:
+            found[int(width)] = 2 * int(width) ** 3 / sample["seconds"]
     return found

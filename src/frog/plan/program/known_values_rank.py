@@ -45,8 +45,8 @@ def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
         _forget(func, args, kwargs)
         return
     given = _tensors((args, kwargs))
-    is_number = not given and not any(one.dtype.is_floating_point for one in outputs)
-    if not (given or is_number) or any(one.numel() > _MOST for one in outputs):
+    is_number = not given and not any(tensor.dtype.is_floating_point for tensor in outputs)
+    if not (given or is_number) or any(tensor.numel() > _MOST for tensor in outputs):
         _forget(func, args, kwargs)
         return
     values = computed(func, args, kwargs)
@@ -61,7 +61,7 @@ def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 def computed(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what an operation computes from known values, or None if one is unknown or larger than what is kept."""
     given = _tensors((args, kwargs))
-    if any(value_of(one) is None or one.numel() > _MOST for one in given):
+    if any(value_of(tensor) is None or tensor.numel() > _MOST for tensor in given):
         return None
     args, kwargs = tree_map_only(torch.Tensor, value_of, (args, kwargs))
     with _disable_current_modes(), torch.no_grad():

@@ -183,14 +183,14 @@ def attention(
 ) -> Any:
     """Return what CUDA's fused attention returns: flash attention in 16 bits without a mask, else the efficient one."""
     if torch.is_autocast_enabled("cpu"):
-        query, key, value = (one.to(torch.get_autocast_dtype("cpu")) for one in (query, key, value))
+        query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
     ops = torch.ops.aten
     if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16) and query.dim() == 4:
         flash = ops._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     if enable_gqa and key.shape[1] != query.shape[1]:
         copies = query.shape[1] // key.shape[1]
-        key, value = (one.repeat_interleave(copies, 1) for one in (key, value))
+        key, value = (tensor.repeat_interleave(copies, 1) for tensor in (key, value))
     if query.dim() != 4:
         return ops._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[
             0
@@ -199,7 +199,7 @@ def attention(
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
-    needs_grad = any(one.requires_grad for one in (query, key, value))
+    needs_grad = any(tensor.requires_grad for tensor in (query, key, value))
     efficient = ops._scaled_dot_product_efficient_attention
     return efficient(query, key, value, attn_mask, needs_grad, dropout_p, is_causal, scale=scale)[0]
 

@@ -84,7 +84,7 @@ def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
         "num_steps": len(seen.ranks[0].steps),
         "traffic": traffic,
         "detail": max(traffic, key=lambda one: one["sent_bytes"]) if traffic else None,
-        "ranks_differ": len({round(one["sent_bytes"]) for one in traffic}) > 1,
+        "ranks_differ": len({round(sent["sent_bytes"]) for sent in traffic}) > 1,
         "memory": _memory(seen),
         "overlap": _overlap(seen),
         "bubble": _bubble(seen),
@@ -166,13 +166,13 @@ def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
     """Return one rank's traffic in one step, by axis and operation, and the total. Receives count on the sender."""
     reported = _collectives_of(recent, seen.step)
     found = [
-        one for one in compare_step(seen.config, seen.world_size, recent.rank, reported, seen.step) if one.op != "recv"
+        row for row in compare_step(seen.config, seen.world_size, recent.rank, reported, seen.step) if row.op != "recv"
     ]
-    sent, expected = sum(one.sent_bytes for one in found), sum(one.expected_bytes for one in found)
+    sent, expected = sum(row.sent_bytes for row in found), sum(row.expected_bytes for row in found)
     return {
         "rank": recent.rank,
-        "rows": [one for one in found if one.expected or one.sent_bytes > expected / 100],
-        "num_messages": sum(one.num_messages for one in found),
+        "rows": [row for row in found if row.expected or row.sent_bytes > expected / 100],
+        "num_messages": sum(row.num_messages for row in found),
         "sent_bytes": sent,
         "expected_bytes": expected,
         "ratio": sent / expected if expected else None,
@@ -215,10 +215,15 @@ def _overlap(seen: Seen) -> list[dict[str, Any]]:
     """
     rows = []
     for recent in seen.ranks:
-        reported = [one for step in recent.steps for one in _collectives_of(recent, step) if one.op not in BETWEEN_TWO]
-        under_way_ns = sum(one.end_ns - one.start_ns for one in reported)
+        reported = [
+            collective
+            for step in recent.steps
+            for collective in _collectives_of(recent, step)
+            if collective.op not in BETWEEN_TWO
+        ]
+        under_way_ns = sum(collective.end_ns - collective.start_ns for collective in reported)
         # A thread takes a moment to wake up after the end; that time does not belong to the collective.
-        wait_ns = sum(min(one.wait_ns, one.end_ns - one.start_ns) for one in reported)
+        wait_ns = sum(min(collective.wait_ns, collective.end_ns - collective.start_ns) for collective in reported)
         if under_way_ns:
             each_ms = 1e6 * len(recent.steps)
             row = {"rank": recent.rank, "fraction": 1 - wait_ns / under_way_ns}

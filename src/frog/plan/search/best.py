@@ -135,8 +135,11 @@ def search(
             places = start + np.flatnonzero(fits[start:end])
             columns = grid[places], coarse.step_s[places], coarse.memory[places]
             ranked.append(_Ranked(model, cluster, base, constants, adapters, *columns))
-    points = [one.candidate(place) for one in ranked for place in one.front()]
-    most = next((one for one in ranked if len(one.grid) and one.grid.layout(0, base).num_gpus == nums_gpus[0]), None)
+    points = [ranking.candidate(place) for ranking in ranked for place in ranking.front()]
+    most = next(
+        (ranking for ranking in ranked if len(ranking.grid) and ranking.grid.layout(0, base).num_gpus == nums_gpus[0]),
+        None,
+    )
     best = [most.candidate(place) for place in islice(most.of_each_mesh(), _BEST)] if most else []
     num_fitting = int(fits.sum())
     return Found(len(grid), num_fitting, sorted(best, key=lambda one: one.step_s), _undominated(points), most)
@@ -144,7 +147,7 @@ def search(
 
 def _undominated(points: Sequence[Candidate]) -> list[Candidate]:
     """Return the points that no other beats or equals in time, memory and GPU-seconds, fastest first."""
-    sizes = [(one.step_s, one.memory, one.gpu_s) for one in points]
+    sizes = [(point.step_s, point.memory, point.gpu_s) for point in points]
 
     def is_beaten(mine: tuple[float, ...]) -> bool:
         return any(other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for other in sizes)

@@ -104,8 +104,8 @@ def _layer_kinds(
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     kinds = _OneLayer(model, cluster, constants)
     found = []
-    for one in first:
-        layout = grid.layout(one, base)
+    for candidate in first:
+        layout = grid.layout(candidate, base)
         dense, mixture, head = kinds.seconds(layout)
         usual = mixture if model.moe_layers else dense
         found.append(

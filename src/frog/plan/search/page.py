@@ -41,14 +41,14 @@ def front_page(found: Found, cluster_name: str) -> str:
     drawing = _drawing(found.front) if found.front else None
     rows = [
         {
-            "gpus": one.run.layout.num_gpus,
-            "layout": layout_words(one.run),
-            "step_s": f"{one.step_s:#.4g}",
-            "gib": f"{one.memory / _GIB:.1f}",
-            "mfu": f"{100 * one.mfu:.1f}",
-            "gpu_hours": f"{one.gpu_s / 3600:.3g}",
+            "gpus": candidate.run.layout.num_gpus,
+            "layout": layout_words(candidate.run),
+            "step_s": f"{candidate.step_s:#.4g}",
+            "gib": f"{candidate.memory / _GIB:.1f}",
+            "mfu": f"{100 * candidate.mfu:.1f}",
+            "gpu_hours": f"{candidate.gpu_s / 3600:.3g}",
         }
-        for one in found.front
+        for candidate in found.front
     ]
     page = env.get_template("front.html.jinja")
     return page.render(found=found, cluster=cluster_name, drawing=drawing, rows=rows) + "\n"
@@ -57,9 +57,9 @@ def front_page(found: Found, cluster_name: str) -> str:
 def _drawing(front: Sequence[Candidate]) -> dict[str, Any]:
     """Return the places of everything in the drawing, in pixels."""
     limit = front[0].run.cluster.gpu.memory / _GIB
-    times = [one.step_s for one in front]
+    times = [candidate.step_s for candidate in front]
     axes = _Axes(min(times) / 1.15, max(times) * 1.15, 1.08 * limit)
-    numbers = sorted({one.run.layout.num_gpus for one in front}, reverse=True)
+    numbers = sorted({candidate.run.layout.num_gpus for candidate in front}, reverse=True)
     return {
         "width": _WIDTH,
         "height": _HEIGHT,
@@ -77,11 +77,14 @@ def _drawing(front: Sequence[Candidate]) -> dict[str, Any]:
 def _line(num_gpus: int, front: Sequence[Candidate], axes: _Axes, color: str) -> dict[str, Any]:
     points = [
         {
-            "x": axes.x(one.step_s),
-            "y": axes.y(one.memory / _GIB),
-            "text": f"{layout_words(one.run)}: {one.step_s:.4g} s, {one.memory / _GIB:.1f} GiB",
+            "x": axes.x(candidate.step_s),
+            "y": axes.y(candidate.memory / _GIB),
+            "text": f"{layout_words(candidate.run)}: {candidate.step_s:.4g} s, {candidate.memory / _GIB:.1f} GiB",
         }
-        for one in sorted((one for one in front if one.run.layout.num_gpus == num_gpus), key=lambda one: one.step_s)
+        for candidate in sorted(
+            (each for each in front if each.run.layout.num_gpus == num_gpus),
+            key=lambda each: each.step_s,
+        )
     ]
     return {"num_gpus": num_gpus, "color": color, "points": points}
 

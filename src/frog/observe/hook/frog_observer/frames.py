@@ -79,7 +79,7 @@ def all_stacks(main: int, with_code: bool) -> list[dict[str, Any]]:
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
         stack = stack_of(frame)[:_MOST_FRAMES]
         if stack:
-            places = [_with_code(place_of(one), with_code) for one in reversed(stack)]
+            places = [_with_code(place_of(called), with_code) for called in reversed(stack)]
             found.append({"name": names.get(ident, str(ident)), "main": ident == main, "frames": places})
     return found[:_MOST_THREADS]
 

@@ -84,7 +84,7 @@ class Recorder:
             "frames": with_frames,
             "groups": self.groups,
             "status": status,
-            "entries": [_entry(one) for one in raw[-_MOST_ENTRIES:]],
+            "entries": [_entry(item) for item in raw[-_MOST_ENTRIES:]],
         }
 
     def _learn_names(self, number: int, recorded: dict[str, Any]) -> None:
@@ -148,9 +148,11 @@ def _retired(recorded: dict[str, Any], group: str, enqueued: int) -> int:
     Each of gloo's two threads writes the number of the collective that it completed, and the slower one may write last.
     The status then stays below the truth until the next collective.
     """
-    entries = [one for one in recorded.get("entries") or () if str(one.get("pg_id")) == group and not one.get("is_p2p")]
-    active = [one["collective_seq_id"] for one in entries if not one.get("retired")]
-    if enqueued not in [one["collective_seq_id"] for one in entries]:
+    entries = [
+        entry for entry in recorded.get("entries") or () if str(entry.get("pg_id")) == group and not entry.get("is_p2p")
+    ]
+    active = [entry["collective_seq_id"] for entry in entries if not entry.get("retired")]
+    if enqueued not in [entry["collective_seq_id"] for entry in entries]:
         return 0
     return int(min(active, default=enqueued + 1)) - 1
 

@@ -160,7 +160,7 @@ def _all_gather(function: Function) -> Function:
     """Gather tensors of several sizes by broadcasts, as NCCL does."""
 
     def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        if len({one.numel() for one in tensor_list}) <= 1:
+        if len({part.numel() for part in tensor_list}) <= 1:
             return function(tensor_list, tensor, group, async_op)
         tensor_list[dist.get_rank(group)].copy_(tensor)
         for source, one in enumerate(tensor_list):
@@ -174,10 +174,10 @@ def _all_to_all(function: Function) -> Function:
     """Exchange tensors of any sizes in one flat tensor: gloo's own exchange needs equal ones."""
 
     def all_to_all(output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False) -> Any:
-        given = torch.cat([one.reshape(-1) for one in input_tensor_list])
-        sizes = [one.numel() for one in output_tensor_list]
+        given = torch.cat([tensor.reshape(-1) for tensor in input_tensor_list])
+        sizes = [tensor.numel() for tensor in output_tensor_list]
         received: Any = given.new_empty(sum(sizes))
-        dist.all_to_all_single(received, given, sizes, [one.numel() for one in input_tensor_list], group=group)
+        dist.all_to_all_single(received, given, sizes, [tensor.numel() for tensor in input_tensor_list], group=group)
         for one, part in zip(output_tensor_list, received.split(sizes), strict=True):
             one.copy_(part.view_as(one))
         return _Done() if async_op else None

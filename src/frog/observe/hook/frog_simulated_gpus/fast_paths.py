@@ -90,7 +90,7 @@ def _with_states(function: Function) -> Function:
     """List parameters and their states without the mode, once they exist: new ones get their places from the mode."""
 
     def _init_group(self: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not all(one in self.state for one in group["params"]):
+        if torch.compiler.is_compiling() or not all(parameter in self.state for parameter in group["params"]):
             return function(self, group, *args, **kwargs)
         with paused():
             return function(self, group, *args, **kwargs)
@@ -105,7 +105,7 @@ def _clip(function: Function) -> Function:
         if torch.compiler.is_compiling():
             return function(parameters, *args, **kwargs)
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        first = next((place_of(one) for one in given if one.grad is not None), None)
+        first = next((place_of(parameter) for parameter in given if parameter.grad is not None), None)
         with paused():
             norm = function(given, *args, **kwargs)
         place_all(norm, first)

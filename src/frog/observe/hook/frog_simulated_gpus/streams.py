@@ -189,7 +189,11 @@ def _written(operation: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Te
     declared = operation._schema.arguments
     values = dict(zip((argument.name for argument in declared), args)) | kwargs  # noqa: B905  # rest: defaults
     return _tensors(
-        [values.get(one.name) for one in declared if one.alias_info is not None and one.alias_info.is_write]
+        [
+            values.get(declaration.name)
+            for declaration in declared
+            if declaration.alias_info is not None and declaration.alias_info.is_write
+        ]
     )
 
 
