@@ -343,7 +343,7 @@ def test_rank_at_work_is_not_said_to_never_call_what_is_under_a_test_of_the_rank
     assert "the others wait under `if rank > 0:` in line 2: rank 0 must call it from another line" in found.finding
     ended = rank(0, ("all_reduce", 8, 1), state="ended", exit_code=0)
     found = diagnose_program(evidence(*of_script(script, ended, waits)))
-    assert (found.fault, found.certain) == ("branch", True)
+    assert (found.fault, found.certain) == ("branch", False)  # it may have left out its own
 
 
 EVALUATE = """\

@@ -37,8 +37,8 @@ class Block:
     """A block of a program."""
 
     kind: str
-    """loop, if, else, except, try: the body of a `try` that continues after an error, cache: a function whose results
-    are kept, or return: the rest of a function after a conditional return."""
+    """loop, if, else, except, try: the body of a `try` or of a `with suppress(…)` that continues after an error, cache:
+    a function whose results are kept, or return: the rest of a function after a conditional return."""
     text: str
     """Its first line, such as `for batch in loader:`."""
     line: int
@@ -155,6 +155,35 @@ def is_each_round(loop: Block, line: CodeLine) -> bool:
     return (loop.line, line.line) in source.plain and not any(jump.line < line.line for jump in skips)
 
 
+_COLLECTIVE_CALL = re.compile(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(")
+
+
+def has_counterpart(block: Block) -> bool:
+    """True if another test of the rank in the same function guards a call of the same name: the other ranks' own call.
+
+    Then the test does not tell whether all ranks make the call: each has its line for it.
+    """
+    if not block.tests_rank or block.kind not in ("if", "else"):
+        return False
+    source = source_of(block.file)
+    around = [each for each in source.functions if each.first <= block.line <= each.last]
+    function = max(around, key=lambda each: each.first, default=_Span("", 1, len(source.lines)))
+    others = [
+        each
+        for each in source.blocks
+        if each.tests_rank
+        and each.kind in ("if", "else")
+        and function.first <= each.line <= function.last
+        and (each.last < block.first or block.last < each.first)
+    ]
+    names = _collectives_in(source, block)
+    return any(names & _collectives_in(source, each) for each in others)
+
+
+def _collectives_in(source: Source, block: Block) -> set[str]:
+    return set(_COLLECTIVE_CALL.findall("\n".join(source.lines[block.first - 1 : block.last])))
+
+
 _SENDS, _RECEIVES = re.compile(r"send\w*\("), re.compile(r"(recv|receive)\w*\(")
 
 
@@ -230,7 +259,9 @@ def source_of(file: str) -> Source:
         return found
     tree, text = parsed
     try:
-        _Reader(file, text.split("\n"), found).read(tree.body, (), _NO_TEST)
+        loops = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor)))
+        counters = set[str]().union(*map(_counters, loops))
+        _Reader(file, text.split("\n"), found, counters).read(tree.body, (), _NO_TEST)
     except RecursionError:
         return Source()
     found.blocks.sort(key=lambda block: (block.first, -block.last))
@@ -255,10 +286,10 @@ _NO_TEST = ("", 0)
 class _Reader:
     """Collects the blocks of one file."""
 
-    def __init__(self, file: str, lines: list[str], found: Source) -> None:
+    def __init__(self, file: str, lines: list[str], found: Source, counters: set[str]) -> None:
         self._file, self._lines, self._found = file, lines, found
-        self._counters: set[str] = set()
-        """Names that count the rounds of a loop."""
+        self._counters = counters
+        """Names that count the rounds of a loop of the file, also where they are handed on."""
         self._tries: dict[int, int] = {}
         """The lines of handlers of exceptions, and of the `try` of each."""
 
@@ -276,10 +307,8 @@ class _Reader:
             over = "" if isinstance(node, ast.While) else _name_of(node.iter)
             maker = "" if isinstance(node, ast.While) else called_name(node.iter)
             self._add("loop", self._head(node), node.lineno, node.lineno, last, over=over, function=maker)
-            if not isinstance(node, ast.While):
-                self._counters |= _counters(node)
-                if _is_constant_range(node.iter):
-                    self._found.constant_loops.add(node.lineno)
+            if not isinstance(node, ast.While) and _is_constant_range(node.iter):
+                self._found.constant_loops.add(node.lineno)
             for statement in node.body:
                 if _has_no_condition(statement):
                     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
@@ -297,6 +326,8 @@ class _Reader:
                     self._found.makers.add(node.name)
             self.read(node.body, (), _NO_TEST)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
+            if any(called_name(item.context_expr) == "suppress" for item in node.items):
+                self._add("try", self._head(node), node.lineno, node.body[0].lineno, last)
             self.read(node.body, loops, test)
         elif isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
             self._read_try(node, loops, test)

@@ -19,6 +19,7 @@ from frog.observe.diagnose.program.code_blocks import (
     Block,
     Source,
     blocks_around,
+    has_counterpart,
     is_fixed,
     is_readable,
     source_of,
@@ -55,6 +56,11 @@ class Guard(NamedTuple):
         """True if the call is inside of the test: a return before it may have another one behind it."""
         return self.block.kind != "return"
 
+    @property
+    def is_shared(self) -> bool:
+        """True if the other ranks have their own line for the call: the test does not tell who makes it."""
+        return has_counterpart(self.block)
+
 
 def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: Iterable[Call] = ()) -> Guard | None:
     """Return the test of the rank that encloses a call, or a line that led to it.
@@ -66,8 +72,9 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
     """
     inner = _rank_block(call.line)
     passed = [frame for each in before if each.done for frame in stack_of(each)]
-    if inner is not None and not any(inner.holds(each) for each in passed):
-        return Guard(inner, str(inner))
+    own = Guard(inner, str(inner)) if inner is not None and not any(map(inner.holds, passed)) else None
+    if own is not None and not own.is_shared:
+        return own
     came = [frame for other in others for frame in other.callers]
     for frame in call.callers:
         branch = _rank_block(frame)
@@ -77,7 +84,7 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
             continue
         if came or branch.names(list(callers)):
             return Guard(branch, f"{branch} of {PurePath(frame.file).name}")
-    return None
+    return own
 
 
 def _rank_block(line: CodeLine | None) -> Block | None:
@@ -180,7 +187,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
                 continue
             if block.kind == "loop" and not (common or past):  # the other rank may yet come to it
                 continue
-            if block.kind != "loop" and common:
+            if block.kind != "loop" and (common or has_counterpart(block)):
                 continue
             if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
                 continue
@@ -232,7 +239,7 @@ def rank_test_between(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Blo
     """Return the block that a test of the rank guards where two stacks part, if it holds only the first of them."""
     lines = parting_lines(one, other)
     block = _rank_block(lines[0]) if lines is not None else None
-    return block if block is not None and not holds_stack(block, other) else None
+    return block if block is not None and not (holds_stack(block, other) or has_counterpart(block)) else None
 
 
 def _with_loops_around(parting: Parting | None, found: list[Parting]) -> Parting | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from frog.core.runs.observed import CodeLine, Joining
@@ -12,9 +13,11 @@ from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place
+from frog.observe.diagnose.program.library_partings import lines_with, user_files
 from frog.observe.diagnose.program.parting_words import passes_alone
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
 
+_NEW_GROUP = re.compile(r"\bnew_group\(")
 _ALL_CREATE = (
     "all ranks of the world must call new_group, with the same ranks and in the same order, also those outside the new "
     "group: loop over the lists of all groups on every rank\n"
@@ -187,7 +190,10 @@ def _of_group(evidence: Evidence, name: str, members: dict[int, tuple[int, ...]]
     rest = [number for number in members if number not in odd]
     inside = [number for number in members if evidence.ranks[number].joining is not None]
     line = _first_line(evidence, inside)
+    calls = [] if inside else lines_with(user_files(evidence), _NEW_GROUP)
     where = f"; {they_wait(inside)} in new_group{at_place(line)}" if inside else ""
+    where += "; the program calls it at " + " and ".join(map(place, calls[:3])) if calls else ""
+    line = line or next(iter(calls), None)
     return Diagnosis(
         "groups",
         f"{span(odd)} called new_group number {name} with ranks {list(members[odd[0]])}, {span(rest)} with "

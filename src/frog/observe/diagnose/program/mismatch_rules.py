@@ -23,11 +23,13 @@ from frog.observe.diagnose.program.code_partings import (
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
+from frog.observe.diagnose.program.library_partings import decided_by, library_words
 from frog.observe.diagnose.program.parting_words import (
     AGREE_FIRST,
     EVEN_BATCHES,
     EVEN_ROUNDS,
     SKIP_TOGETHER,
+    begins_anew,
     has_passed,
     is_proved,
     leaves_loop,
@@ -275,7 +277,10 @@ def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
     """Find a call under a test of the rank that the others never made."""
     others = [*sides.other_before, *sides.other_calls]
     branch = call_branch(sides.odd_call, [sides.odd], others, sides.odd_before)
-    if branch is None or any(same_line(call.line, sides.odd_call.line) for call in sides.other_before):
+    if branch is None or branch.is_shared:
+        return None
+    is_around = sides.odd_call.line is not None and branch.block.holds(sides.odd_call.line)
+    if is_around and any(same_line(call.line, sides.odd_call.line) for call in sides.other_before):
         return None
     return _base(evidence, found, sides).with_more(
         fault="branch",
@@ -319,6 +324,8 @@ def _parting(evidence: Evidence, sides: Sides) -> Parting | None:
 
 def _last_common(sides: Sides) -> tuple[CodeLine, ...]:
     """Return the lines of the last call that both sides made; one of the records may lack some."""
+    if begins_anew(sides.other_before, sides.other_call):
+        return ()
     stacks = [stack_of(before[-1]) for before in (sides.odd_before, sides.other_before) if before]
     return max(stacks, key=len, default=())
 
@@ -491,6 +498,9 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
     """Report other sizes, other types or another operation as such."""
     base = _base(evidence, found, sides)
     differ = _differ(evidence, found, sides)
+    if found.kind in ("op", "line") and (inside := _in_a_library(evidence, sides)) is not None:
+        fault, words = inside
+        return base.with_more(fault=fault, certain=False, finding=f"{differ}: {words}", advice=AGREE_FIRST)
     if found.kind in ("op", "line"):
         return base.with_more(
             fault="order",
@@ -519,6 +529,17 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
         advice="pad to a common size, drop the last uneven batch (drop_last=True), or exchange the sizes first and use "
         "all_to_all or a padded all_gather",
     )
+
+
+def _in_a_library(evidence: Evidence, sides: Sides) -> tuple[str, str] | None:
+    """Return the fault and words about ranks that wait in a library, which one line of the program calls."""
+    if sides.odd_call.done or sides.other_call.done or not same_line(sides.odd_call.line, sides.other_call.line):
+        return None
+    odd, other = evidence.ranks[sides.odd], evidence.ranks[sides.other]
+    kind, words = library_words(odd, other)
+    fault = {"loop": "batches", "line": "order", "": "order"}.get(kind, "branch")
+    decided = decided_by(evidence, odd, other)
+    return (fault, f"{words or 'the ranks took different paths'}{decided}") if words or decided else None
 
 
 def _is_of_several_sizes(sides: Sides) -> bool:

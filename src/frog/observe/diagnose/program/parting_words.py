@@ -97,6 +97,24 @@ def visits_of(loop: Block, calls: list[Call]) -> list[int]:
     return [sum(1 for _ in made) for is_in, made in _in_and_out(loop, calls) if is_in]
 
 
+_LEAST_CALLS = 2
+"""Fewest calls of a visit, of more than one size, that tell where a visit begins."""
+
+
+def begins_anew(calls: list[Call], call: Call) -> bool:
+    """True if a call comes to its line once more, with nothing between: as after its last visit of a loop there.
+
+    The calls since one of the same size are all calls of an earlier visit, in their order.
+    """
+    runs = [list(run) for _, run in itertools.groupby(calls, key=lambda each: each.line)]
+    visits = [[(each.op, each.elements) for each in run] for run in runs if call.line and run[0].line == call.line]
+    if not visits or calls[-1].line != call.line:
+        return False
+    *earlier, last = visits
+    since = [last[at:] for at, form in enumerate(last) if form == (call.op, call.elements)]
+    return any(each in earlier and len(set(each)) >= _LEAST_CALLS for each in since)
+
+
 def _in_and_out(loop: Block, calls: list[Call]) -> Iterator[tuple[bool, Iterator[Call]]]:
     """Return a rank's calls in groups: those in a loop, one visit after the other, and those elsewhere."""
     return itertools.groupby(calls, key=lambda call: holds_stack(loop, stack_of(call)))
@@ -145,6 +163,8 @@ def passes_alone(block: Block, inside: int, outside: int, never: bool) -> str:
     """Return words about a branch that only one of two ranks passed."""
     if block.kind == "except":
         return f"an error led only rank {inside} into {block}"
+    if block.kind == "try" and block.text.startswith("with "):
+        return f"an error before this call, which {block} hides, led only rank {outside} past it"
     if block.kind == "try":
         return f"an error before this call led only rank {outside} into {block}, and it continued from there"
     if block.kind == "cache":

@@ -30,6 +30,7 @@ from frog.observe.diagnose.program.parting_words import (
     AGREE_FIRST,
     EVEN_ROUNDS,
     SKIP_TOGETHER,
+    begins_anew,
     by_backward,
     change_from_usual,
     has_passed,
@@ -149,6 +150,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
     last = stack_of(common[-1]) if common else ()
     if common and not last and (common[-1].op, common[-1].sizes) == (met.call.op, met.call.sizes):
         last = stack_of(met.call)  # the record was written in a hurry, without lines
+    last = () if begins_anew(before, met.call) else last
     found = []
     for inside, outside in ((met.other, met.receiver), (met.receiver, met.other)):
         parting = parting_of(stacks[inside], stacks[outside], last)

@@ -12,7 +12,7 @@ from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.code_blocks import calling_loops, sends_and_receives
 from frog.observe.diagnose.program.code_lines import collective_frames, is_user_file
-from frog.observe.diagnose.program.code_partings import parting_of, stack_of
+from frog.observe.diagnose.program.code_partings import handler_past, parting_lines, parting_of, stack_of
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import (
@@ -24,9 +24,9 @@ from frog.observe.diagnose.program.evidence import (
     place,
     same_line,
 )
-from frog.observe.diagnose.program.parting_words import passes_alone
+from frog.observe.diagnose.program.parting_words import SKIP_TOGETHER, passes_alone
 from frog.observe.diagnose.program.peer_errors import lost_peers, timed_out
-from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
+from frog.observe.diagnose.program.rank_reports import after_error, describe_call, report_ranks
 from frog.observe.diagnose.program.stack_rules import reason_of_absence
 
 _NOT_MET = (
@@ -318,6 +318,8 @@ def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, 
     callers = [number for number in members if _called(evidence.ranks.get(number), call)]
     if not {*members} - {*callers} <= transfer_peers(evidence).keys():
         return None
+    if (past := _past_a_handler(evidence, waits, rank, call)) is not None:
+        return past
     is_extra = not waits.num_messages and len(callers) * 2 > len(members)
     in_step = _keeps_step(rank, call)
     first_is_odd = _deviation(rank) is None and (is_extra or in_step or _deviation(waits) is not None)
@@ -330,6 +332,23 @@ def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, 
     return _pair(evidence, odd, other).with_more(
         collective=describe_call(evidence, call),
         finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
+    )
+
+
+def _past_a_handler(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, call: Call) -> Diagnosis | None:
+    """Find a rank that came to its message once more without the collective, past which an error may have led it."""
+    stack = tuple(frame for frame in waits.stack if is_user_file(frame.file))
+    lines, handler = parting_lines(stack_of(call), stack), handler_past(stack_of(call), stack)
+    if lines is None or handler is None or lines[1].line >= lines[0].line or not waits.num_messages:
+        return None
+    if _deviation(rank) is not None or any(same_line(each.line, call.line) for each in waits.pending):
+        return None
+    return _pair(evidence, waits, rank).with_more(
+        fault="skipped",
+        collective=describe_call(evidence, call),
+        finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}, which comes before "
+        f"it: an error probably led rank {waits.rank} past that, and {handler} caught it{after_error(waits)}",
+        advice=SKIP_TOGETHER,
     )
 
 

@@ -54,6 +54,7 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if any(_has_called(rank, found) or (_works(rank) and not calls_nothing_more(rank.stack)) for rank in missing):
         return None
     branch = branch_around(evidence, found)
+    branch = None if branch is not None and branch.is_shared else branch
     has_returned = branch is not None and not branch.is_proof and all(is_finished(rank) for rank in missing)
     if has_returned and len(missing) <= len(found.calls):
         return None  # `finished_rank` names the ranks that returned

@@ -1,0 +1,210 @@
+"""Where ranks part behind a `with suppress`, a test with two sides, a caught error, or the code of a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from seen import changed, evidence, rank
+from test_where_lines_part import found_in
+
+from frog.core.runs.observed import CodeLine, Transfer
+from frog.observe.diagnose.program.evidence import Group
+from frog.observe.diagnose.program.parting_words import begins_anew
+from frog.observe.diagnose.program.program_diagnosis import diagnose_program
+
+PROBE = """\
+with suppress(OSError):
+    if rank == 0:
+        name = create()
+        dist.broadcast(name, src=0)
+    else:
+        dist.broadcast(name, src=0)
+dist.all_reduce(same)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "odd", "certain", "words"),
+    [
+        (
+            PROBE,
+            0,
+            False,
+            "an error before this call, which `with suppress(OSError):` in line 1 hides, led only rank 0",
+        ),
+        (PROBE.replace("src=0)\n    else", "src=0)\n    if rank != 0"), 0, False, "hides, led only rank 0 past it"),
+        (
+            PROBE.replace("dist.broadcast(name, src=0)\n    else", "pass\n    else"),
+            1,
+            True,
+            "only some ranks pass `if rank",
+        ),
+    ],
+    ids=["two sides", "two tests", "one side"],
+)
+def test_side_of_a_test_proves_nothing_if_the_other_side_has_the_same_call(
+    tmp_path: Path, text: str, odd: int, certain: bool, words: str
+) -> None:
+    ranks = [rank(0, ("all_reduce", 2, 7), pending=1), rank(1, ("broadcast", 1, 6), pending=1)]
+    found = found_in(tmp_path, text, {}, *ranks)
+    assert (found.rank, found.certain) == (odd, certain)
+    assert words in found.finding
+
+
+SKIPPED_STEP = """\
+def average():
+    for p in parameters:
+        dist.all_reduce(p)
+for step in range(20):
+    if optimizer.steps % 3 == 0:
+        average()
+    if step % 4 == 0:
+        dist.all_reduce(mean)
+"""
+FIRST, LAST, MEAN = ("all_reduce", 70, 3), ("all_reduce", 7, 3), ("all_reduce", 1, 8)
+
+
+def test_call_that_begins_a_new_visit_of_a_loop_is_not_one_more_round(tmp_path: Path) -> None:
+    calls = [FIRST, LAST, MEAN, FIRST, LAST, MEAN, FIRST, LAST]
+    ways = {3: [(3, "average"), (6, "<module>")]}
+    ranks = [rank(0, *calls, FIRST, pending=1), rank(1, *calls, MEAN, pending=1)]
+    found = found_in(tmp_path, SKIPPED_STEP, ways, *ranks)
+    assert (found.fault, found.certain) == ("skipped", False)
+    assert "rank 0 passed `if optimizer.steps % 3 == 0:` in line 5, rank 1 did not this time" in found.finding
+
+
+@pytest.mark.parametrize(
+    ("sizes", "last", "anew"),
+    [
+        ((70, 7, 0, 70, 7), 70, True),
+        ((70, 7, 0, 70, 7), 7, False),
+        ((70, 7, 0, 70), 70, False),
+        ((70, 70, 0, 70, 70), 70, False),
+        ((70, 7, 0), 70, False),
+    ],
+)
+def test_visit_of_a_loop_is_known_by_calls_of_several_sizes(sizes: tuple[int, ...], last: int, anew: bool) -> None:
+    calls = rank(0, *(("all_reduce", size, 3 if size else 8) for size in (*sizes, last))).calls
+    assert begins_anew(calls[:-1], calls[-1]) is anew
+
+
+RING = """\
+def shift():
+    request = dist.isend(x, peer)
+    request.wait()
+def check():
+    shift()
+    assert_close(x, y)
+    dist.barrier()
+for case in cases:
+    try:
+        check()
+    except Exception:
+        errors.append(case)
+"""
+
+
+@pytest.mark.parametrize(("ends", "named"), [("errors.append(case)", True), ("raise", False)])
+def test_message_that_comes_again_before_a_collective_tells_of_a_caught_error(
+    tmp_path: Path, ends: str, named: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RING.replace("errors.append(case)", ends))
+    way = [(3, "shift"), (5, "check"), (10, "<module>")]
+    stack = [CodeLine(file=str(script), line=line, function=function) for line, function in way]
+    sends = rank(0, state="running", line=stack[0], stack=stack, num_messages=2)
+    sends.transfer = Transfer(op="isend", peer=1, size=[12], dtype="float32")
+    waits = rank(1, ("barrier", 1, 7), pending=1, state="running")
+    lines = [CodeLine(file=str(script), line=7, function="check"), stack[-1]]
+    waits.calls = [changed(waits.calls[0], line=lines[0], callers=tuple(lines))]
+    found = diagnose_program(evidence(sends, waits))
+    assert not found.certain
+    assert (found.fault == "skipped" and "`except Exception:` in line 11 caught it" in found.finding) is named
+    assert (found.rank == 0) is named
+
+
+CALLBACK = """\
+class Patience(TrainerCallback):
+    def on_step_end(self, args, state, control):
+        if self.bad > 3:
+            control.should_training_stop = True
+def validate(self):
+    self.log("box/AP", 1.0)
+trainer.train()
+"""
+TRAINER = """\
+def train(self):
+    for batch in self.loader:
+        self.step(batch)
+    self.finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "lines", "fault", "words"),
+    [
+        (
+            "trainer.py",
+            (3, 4),
+            "batches",
+            "in trainer.py, rank 1 has left the loop `for batch in self.loader:` in line 2",
+        ),
+        ("trainer.py", (4, 3), "batches", "in trainer.py, rank 0 has left the loop"),
+        ("logger_connector/result.py", (3, 4), "batches", "it reduces what the program logs at train.py:6 (validate)"),
+    ],
+)
+def test_ranks_in_one_line_of_the_program_part_in_a_library(
+    tmp_path: Path, file: str, lines: tuple[int, int], fault: str, words: str
+) -> None:
+    library = tmp_path / "site-packages" / file
+    library.parent.mkdir(parents=True)
+    library.write_text(TRAINER)
+    script = tmp_path / "train.py"
+    script.write_text(CALLBACK)
+    own = CodeLine(file=str(script), line=7, function="<module>")
+    ranks = [rank(number, (op, 7, 7), pending=1) for number, op in enumerate(("all_reduce", "all_gather"))]
+    for one, line in zip(ranks, lines, strict=True):
+        one.stack = [CodeLine(file=str(library), line=line, function="train"), own]
+        one.calls = [changed(one.calls[0], line=own, callers=(own,))]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.certain) == (fault, False)
+    assert words in found.finding
+    assert (
+        "`control.should_training_stop = True` at train.py:4 (on_step_end), under `if self.bad > 3:`" in found.finding
+    )
+
+
+def test_groups_with_other_members_are_placed_where_the_program_creates_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("pair = dist.new_group(mine)\ndist.all_reduce(x, group=pair)\n")
+    ranks = [rank(number, ("all_reduce", 8, 2), pending=1) for number in range(2)]
+    for one in ranks:
+        line = CodeLine(file=str(script), line=2, function="<module>")
+        one.calls = [changed(one.calls[0], group=Group((one.rank, 2), "0"), line=line, callers=(line,))]
+        one.groups = {"0": (0, 1, 2), "1": (one.rank, 2)}
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.line, found.certain) == ("groups", "train.py:1", False)
+    assert found.finding.endswith("; the program calls it at train.py:1")
+
+
+REPORT = """\
+def share(x):
+    dist.all_gather(parts, x)
+def report(x):
+    if not is_main: return
+    share(x)
+for step in range(3):
+    share(x)
+report(x)
+dist.barrier()
+"""
+
+
+def test_test_around_an_outer_line_counts_although_all_ranks_made_the_call_elsewhere(tmp_path: Path) -> None:
+    ways = {2: [(2, "share"), (7, "<module>")], 102: [(2, "share"), (5, "report"), (8, "<module>")]}
+    calls = [("all_gather", 4, 2)] * 3
+    ranks = [rank(0, *calls, ("all_gather", 4, 102), pending=1), rank(1, *calls, ("barrier", 1, 9), pending=1)]
+    found = found_in(tmp_path, REPORT, ways, *ranks)
+    assert (found.fault, found.rank, found.certain) == ("branch", 0, False)
+    assert "only some ranks pass `if not is_main: return` in line 4" in found.finding
