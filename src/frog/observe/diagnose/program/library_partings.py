@@ -49,8 +49,8 @@ def _parting(one: RankEvidence, other: RankEvidence) -> Parting | None:
     lines = parting_lines(one.stack, other.stack)
     if lines is None or is_user_file(lines[0].file):
         return None
-    stacks = (rank.stack[rank.stack.index(line) :] for rank, line in zip((one, other), lines, strict=True))
-    return parting_of(*stacks, ())
+    mine, others = (rank.stack[rank.stack.index(line) :] for rank, line in zip((one, other), lines, strict=True))
+    return parting_of(mine, others, ())
 
 
 def decided_by(evidence: Evidence, *ranks: RankEvidence) -> str:
