@@ -22,26 +22,18 @@ with suppress(OSError):
         dist.broadcast(name, src=0)
 dist.all_reduce(same)
 """
+ONE_SIDE = ("dist.broadcast(name, src=0)\n    else", "pass\n    else")
 
 
 @pytest.mark.parametrize(
     ("text", "odd", "certain", "words"),
     [
-        (
-            PROBE,
-            0,
-            False,
-            "an error before this call, which `with suppress(OSError):` in line 1 hides, led only rank 0",
-        ),
+        (PROBE, 0, False, "which `with suppress(OSError):` in line 1 hides, led only rank 0 past it"),
         (PROBE.replace("src=0)\n    else", "src=0)\n    if rank != 0"), 0, False, "hides, led only rank 0 past it"),
-        (
-            PROBE.replace("dist.broadcast(name, src=0)\n    else", "pass\n    else"),
-            1,
-            True,
-            "only some ranks pass `if rank",
-        ),
+        (PROBE.replace(*ONE_SIDE).replace("create()", "1"), 1, True, "only some ranks pass `if rank"),
+        (PROBE.replace(*ONE_SIDE), 1, False, "only some ranks pass `if rank"),
     ],
-    ids=["two sides", "two tests", "one side"],
+    ids=["two sides", "two tests", "one side", "a function on the other side"],
 )
 def test_side_of_a_test_proves_nothing_if_the_other_side_has_the_same_call(
     tmp_path: Path, text: str, odd: int, certain: bool, words: str
@@ -208,3 +200,60 @@ def test_test_around_an_outer_line_counts_although_all_ranks_made_the_call_elsew
     found = found_in(tmp_path, REPORT, ways, *ranks)
     assert (found.fault, found.rank, found.certain) == ("branch", 0, False)
     assert "only some ranks pass `if not is_main: return` in line 4" in found.finding
+
+
+SAVE = """\
+def drain():
+    future.result()
+    dist.barrier()
+for step in range(9):
+    dist.all_reduce(gradient)
+    try:
+        drain()
+    except Exception as error:
+        log.error("could not save the state: %s", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("ERROR could not save the state: disk is full", "the words of that handler: “ERROR could not save the state"),
+        ("ERROR something else", "after an error that its log shows: “ERROR something else”"),
+    ],
+)
+def test_error_that_a_log_shows_led_past_a_call_in_a_try(tmp_path: Path, line: str, why: str) -> None:
+    ways = {3: [(3, "drain"), (7, "<module>")]}
+    step = ("all_reduce", 25, 5)
+    ranks = [rank(0, step, ("barrier", 1, 3), pending=1), rank(1, step, step, pending=1, trouble=[line])]
+    ranks[1].last_lines = [line]
+    found = found_in(tmp_path, SAVE, ways, *ranks)
+    assert (found.fault, found.rank, found.certain) == ("skipped", 1, False)
+    assert "led rank 1 past that, and `except Exception as error:` in line 8 caught it" in found.finding
+    assert why in found.finding
+
+
+@pytest.mark.parametrize(("every", "named"), [("args.every", True), ("EVERY", False), ("4", False)])
+def test_setting_of_a_rank_may_leave_out_a_round_but_a_constant_does_not(
+    tmp_path: Path, every: str, named: bool
+) -> None:
+    loop = f"for step, x in enumerate(loader):\n    if step % {every} == 0:\n        dist.all_reduce(x)\n"
+    step = ("all_reduce", 8, 3)
+    ranks = [rank(0, step, ("all_gather", 2, 4), pending=1), rank(1, step, step, pending=1)]
+    found = found_in(tmp_path, f"{loop}dist.all_gather(a, b)\n", {}, *ranks)
+    assert (found.fault, found.rank) == ("batches", 0)
+    assert (f"by `if step % {every} == 0:` in line 2" in found.finding) is named
+
+
+def test_rank_for_which_the_others_waited_when_all_ended_with_one_code_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def watch():\n    os._exit(7)\ndist.all_reduce(x)\n")
+    ranks = [rank(number, ("all_reduce", 8, 3), state="running", exit_code=7) for number in range(3)]
+    for one in ranks:
+        group = one.calls[0].group
+        one.enqueued, one.completed = {group: 4 + (one.rank != 1)}, {group: 4}
+        one.line = CodeLine(file=str(script), line=3, function="<module>")
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank, found.certain) == ("exit", 1, False)
+    assert "rank 1 was at train.py:3, and the others waited for it in a collective" in found.finding
+    assert found.finding.endswith("; the program ends with this code at train.py:2 (watch)")

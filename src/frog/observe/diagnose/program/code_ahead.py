@@ -23,7 +23,7 @@ values open close read readline readlines write flush exists is_file is_dir isfi
 time monotonic perf_counter debug info warning ones zeros item tolist numel
 get_rank get_world_size is_initialized destroy_process_group
 """
-_HARMLESS = frozenset(_HARMLESS_NAMES.split())
+HARMLESS = frozenset(_HARMLESS_NAMES.split())
 """Functions and methods, by their last name, that call no collective. A function of the program itself is read."""
 _HARMLESS_CONTEXTS = frozenset(("open", "suppress", "no_grad", "inference_mode"))
 _ENDLESS = frozenset(("input", "pause", "breakpoint", "set_trace"))
@@ -104,7 +104,7 @@ class _File:
     def _calls_harmless(self, name: str, seen: set[str]) -> bool:
         own = [function for function in self.functions if function.name == name]
         if not own:
-            return name in _HARMLESS or name in _HARMLESS_CONTEXTS
+            return name in HARMLESS or name in _HARMLESS_CONTEXTS
         if name in seen:
             return True
         seen.add(name)

@@ -155,6 +155,7 @@ def is_each_round(loop: Block, line: CodeLine) -> bool:
     return (loop.line, line.line) in source.plain and not any(jump.line < line.line for jump in skips)
 
 
+_ANY_CALL = re.compile(r"\b(\w+)\(")
 _COLLECTIVE_CALL = re.compile(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(")
 
 
@@ -163,25 +164,36 @@ def has_counterpart(block: Block) -> bool:
 
     Then the test does not tell whether all ranks make the call: each has its line for it.
     """
+    names = set(_COLLECTIVE_CALL.findall(_text_in(block)))
+    return any(names & set(_COLLECTIVE_CALL.findall(_text_in(each))) for each in _other_sides(block))
+
+
+def called_on_other_sides(block: Block) -> set[str]:
+    """Return the names of what other tests of the rank in the same function guard: it may make the same call."""
+    return {name for each in _other_sides(block) for name in _ANY_CALL.findall(_text_in(each))}
+
+
+def _other_sides(block: Block) -> list[Block]:
     if not block.tests_rank or block.kind not in ("if", "else"):
-        return False
+        return []
     source = source_of(block.file)
-    around = [each for each in source.functions if each.first <= block.line <= each.last]
-    function = max(around, key=lambda each: each.first, default=_Span("", 1, len(source.lines)))
-    others = [
+    return [
         each
         for each in source.blocks
         if each.tests_rank
         and each.kind in ("if", "else")
-        and function.first <= each.line <= function.last
         and (each.last < block.first or block.last < each.first)
+        and _function_around(source, each.line) == _function_around(source, block.line)
     ]
-    names = _collectives_in(source, block)
-    return any(names & _collectives_in(source, each) for each in others)
 
 
-def _collectives_in(source: Source, block: Block) -> set[str]:
-    return set(_COLLECTIVE_CALL.findall("\n".join(source.lines[block.first - 1 : block.last])))
+def _function_around(source: Source, line: int) -> _Span | None:
+    around = [each for each in source.functions if each.first <= line <= each.last]
+    return max(around, key=lambda each: each.first, default=None)
+
+
+def _text_in(block: Block) -> str:
+    return "\n".join(source_of(block.file).lines[block.first - 1 : block.last])
 
 
 _SENDS, _RECEIVES = re.compile(r"send\w*\("), re.compile(r"(recv|receive)\w*\(")

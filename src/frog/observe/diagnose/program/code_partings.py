@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program.assigned_values import ProgramFile
+from frog.observe.diagnose.program.code_ahead import HARMLESS
 from frog.observe.diagnose.program.code_blocks import (
     RANK_TEST,
     Block,
     Source,
     blocks_around,
+    called_on_other_sides,
     has_counterpart,
     is_fixed,
     is_readable,
@@ -53,8 +55,11 @@ class Guard(NamedTuple):
 
     @property
     def is_proof(self) -> bool:
-        """True if the call is inside of the test: a return before it may have another one behind it."""
-        return self.block.kind != "return"
+        """True if the call is inside of the test, and no test of the other ranks may hold theirs.
+
+        A return before it may have another one behind it.
+        """
+        return self.block.kind != "return" and called_on_other_sides(self.block) <= HARMLESS
 
     @property
     def is_shared(self) -> bool:
@@ -381,11 +386,19 @@ def tests_before(loop: Block, stack: Sequence[CodeLine]) -> str:
     tests = []
     for at in reversed(range(number + 1)):
         for block in [*(_returns_before(stack[at]) if at < number else []), *blocks_around(stack[at])]:
-            is_test = block.kind in ("if", "else", "return", "cache") and not block.is_counted
+            is_test = block.kind in ("if", "else", "return", "cache") and not _is_of_constants(block)
             outside = at == number and not (loop.first <= block.first and block.last <= loop.last)
             if is_test and not outside and not _OF_ALL.search(block.text) and _is_in(block, stack, at):
                 tests.append(str(block))
     return " or ".join(tests[:3])
+
+
+_OF_SETTING = re.compile(r"\b\w+\.[a-z_]\w*")
+
+
+def _is_of_constants(block: Block) -> bool:
+    """True if ranks in one round of a loop agree on a test whatever their settings are."""
+    return block.is_counted and not _OF_SETTING.search(block.text)
 
 
 def tests_in_loop(line: CodeLine) -> str:

@@ -10,6 +10,7 @@ from frog.core.errors import describe_exit, signal_name
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
+from frog.observe.diagnose.program.library_partings import lines_with, user_files
 from frog.observe.diagnose.program.peer_errors import is_victim, lost_loader, own_error, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks
 from frog.observe.diagnose.program.silent_rules import first_not_finite, not_finite_lines
@@ -294,12 +295,23 @@ def exited(evidence: Evidence, *, at_all: bool = False) -> Diagnosis | None:
     same = sorted(each for each in left if left[each].exit_code == rank.exit_code)
     usage = len(same) == len(evidence.world) and rank.exit_code == 2
     ranks = same if usage else [number]
+    busy = [each for each in left if not _waits(left[each])]
+    if len(same) == len(left) > len(busy) == 1 and not usage:
+        return _base(evidence, busy[0], busy).with_more(
+            fault="exit",
+            certain=False,
+            finding=f"{span(same)} {describe_exit(rank.exit_code or 0)} without an exception, at about the same time: "
+            f"rank {busy[0]} was at {place(left[busy[0]].line)}, and the others waited for it in a collective"
+            f"{_exits_at(evidence, rank.exit_code or 0)}",
+            advice="a watchdog in each rank ends all of them if one rank is late: find out what that rank did",
+        )
     who = "all ranks" if len(same) == len(evidence.world) > 1 else span(ranks)
     at = f"; it was last seen at {place(rank.line)}" if rank.line else ""
     return _base(evidence, number, ranks).with_more(
         fault="usage" if usage else "exit",
         certain=len(left) == 1 or usage,
-        finding=f"{who} {describe_exit(rank.exit_code or 0)} without an exception{at}",
+        finding=f"{who} {describe_exit(rank.exit_code or 0)} without an exception{at}"
+        f"{'' if usage else _exits_at(evidence, rank.exit_code or 0)}",
         advice="exit code 2 usually means wrong arguments: the last lines of the log name them"
         if usage
         else "look for sys.exit, os._exit, or a C library that ends the process, near that line; its last log "
@@ -308,6 +320,19 @@ def exited(evidence: Evidence, *, at_all: bool = False) -> Diagnosis | None:
     )
 
 
+def _waits(rank: RankEvidence) -> bool:
+    """True if a rank was in a collective when last seen, as far as its counts show."""
+    return any(number > rank.completed.get(group, 0) for group, number in rank.enqueued.items())
+
+
+def _exits_at(evidence: Evidence, code: int) -> str:
+    """Name the lines of the program that end it with an exit code; empty if there is none, or too many."""
+    calls = lines_with(user_files(evidence), re.compile(rf"\b_?exit\({code}\)"))
+    found = " and ".join(map(place, calls))
+    return f"; the program ends with this code at {found}" if 0 < len(calls) <= _MOST_EXITS else ""
+
+
+_MOST_EXITS = 3
 _JOB_STATES: dict[str, tuple[str, str, str]] = {
     "OUT_OF_MEMORY": (
         "memory",

@@ -104,7 +104,11 @@ def user_files(evidence: Evidence) -> list[str]:
     frames = [
         frame
         for rank in evidence.ranks.values()
-        for frame in (*rank.stack, *(frame for call in rank.calls for frame in call.callers))
+        for frame in (
+            *filter(None, [rank.line]),
+            *rank.stack,
+            *(frame for call in rank.calls for frame in call.callers),
+        )
     ]
     return [
         file for file in dict.fromkeys(frame.file for frame in frames) if is_user_file(file) and file.endswith(".py")

@@ -17,6 +17,7 @@ from frog.observe.diagnose.program.code_blocks import (
 from frog.observe.diagnose.program.code_partings import (
     Parting,
     call_branch,
+    handler_past,
     parting_of,
     stack_of,
 )
@@ -128,6 +129,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
         _guarded_others,
         _parted,
         _skipped,
+        _past_a_handler,
         _extra,
         _batches,
     ):
@@ -443,6 +445,26 @@ def _follows(calls: list[Call], first: Call, second: Call) -> bool:
         if _same(calls[number], first):
             return _same(calls[number + 1], second)
     return False
+
+
+def _past_a_handler(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a rank that caught an error, as its log shows, in a `try` in which the others made their call."""
+    odd, other = evidence.ranks[sides.odd], evidence.ranks[sides.other]
+    if survived_error(odd) is None or survived_error(other) is not None:
+        return None
+    handler = handler_past(stack_of(sides.other_call), stack_of(sides.odd_call))
+    if handler is None or any(same_line(call.line, sides.other_call.line) for call in sides.odd_calls):
+        return None
+    written = _handler_wrote(evidence, sides, handler)
+    return _base(evidence, found, sides).with_more(
+        fault="skipped",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: an error probably led rank {sides.odd} past that, and {handler} "
+        "caught it"
+        + (f", since only its log has the words of that handler: “{written[:160]}”" if written else "")
+        + ("" if written else after_error(odd)),
+        advice=SKIP_TOGETHER,
+    )
 
 
 def _extra(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:

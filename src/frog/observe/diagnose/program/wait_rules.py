@@ -55,7 +55,7 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
         return None
     branch = branch_around(evidence, found)
     branch = None if branch is not None and branch.is_shared else branch
-    has_returned = branch is not None and not branch.is_proof and all(is_finished(rank) for rank in missing)
+    has_returned = branch is not None and branch.block.kind == "return" and all(is_finished(rank) for rank in missing)
     if has_returned and len(missing) <= len(found.calls):
         return None  # `finished_rank` names the ranks that returned
     certain, passed = branch is not None and branch.is_proof, str(branch) if branch is not None else None
