@@ -74,6 +74,8 @@ def test_call_that_begins_a_new_visit_of_a_loop_is_not_one_more_round(tmp_path: 
         ((70, 7, 0, 70), 70, False),
         ((70, 70, 0, 70, 70), 70, False),
         ((70, 7, 0), 70, False),
+        ((70, 7, 70, 7), 70, True),
+        ((70, 70, 70, 70), 70, False),
     ],
 )
 def test_visit_of_a_loop_is_known_by_calls_of_several_sizes(sizes: tuple[int, ...], last: int, anew: bool) -> None:
@@ -257,3 +259,89 @@ def test_rank_for_which_the_others_waited_when_all_ended_with_one_code_is_named(
     assert (found.fault, found.rank, found.certain) == ("exit", 1, False)
     assert "rank 1 was at train.py:3, and the others waited for it in a collective" in found.finding
     assert found.finding.endswith("; the program ends with this code at train.py:2 (watch)")
+
+
+EPOCHS = """\
+def epochs(loader):
+    for _ in range(2):
+        yield from loader
+        dist.barrier()
+for batch in {stream}:
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        (
+            "epochs(loader)",
+            "the call of rank 1 is in the iterator of the loop `for batch in epochs(loader):` in line 5",
+        ),
+        (
+            "read(epochs, loader)",
+            "the call of rank 1 is in the iterator of the loop `for batch in read(epochs, loader):`",
+        ),
+    ],
+)
+def test_call_in_the_iterator_of_a_loop_tells_of_fewer_items(tmp_path: Path, stream: str, words: str) -> None:
+    ways = {4: [(4, "epochs"), (5, "<module>")]}
+    step = ("all_reduce", 8, 7)
+    ranks = [rank(0, step, step, pending=1), rank(1, step, ("barrier", 1, 4), pending=1)]
+    found = found_in(tmp_path, EPOCHS.format(stream=stream), ways, *ranks)
+    assert (found.fault, found.rank, found.certain) == ("batches", 1, False)
+    assert words in found.finding
+
+
+ANSWER = """\
+def run(request):
+    while not request.done:
+        dist.all_reduce(logits)
+    return request
+def respond(request):
+    dist.all_gather(lengths, mine)
+for request in requests:
+    {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("respond(run(request))", "batches"),
+        ("run(request), respond(request)", "batches"),
+        ("run(respond(request))", "branch"),
+        ("respond(request), both(run, respond)", "branch"),
+    ],
+)
+def test_rank_in_the_outer_of_two_calls_of_a_line_has_left_the_inner_one(tmp_path: Path, call: str, fault: str) -> None:
+    ways = {3: [(3, "run"), (8, "<module>")], 6: [(6, "respond"), (8, "<module>")]}
+    step = ("all_reduce", 8, 3)
+    ranks = [rank(0, step, step, pending=1), rank(1, step, ("all_gather", 2, 6), pending=1)]
+    found = found_in(tmp_path, ANSWER.format(call=call), ways, *ranks)
+    assert (found.fault, found.rank) == (fault, 1)
+    assert ("rank 1 has left the loop `while not request.done:` in line 2" in found.finding) is (fault == "batches")
+
+
+ROLLOUT = """\
+def generate():
+    if synced:
+        dist.all_reduce(flag)
+def rollout(number):
+    if {test}:
+        generate()
+for number in range(4):
+    rollout(number)
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(("test", "named"), [("group.index == number % 2", True), ("number % 2", False)])
+def test_outer_test_that_a_rank_may_not_have_passed_is_named_too(tmp_path: Path, test: str, named: bool) -> None:
+    ways = {3: [(3, "generate"), (6, "rollout"), (8, "<module>")]}
+    ranks = [rank(0, ("all_reduce", 1, 3), pending=1), rank(1, ("barrier", 1, 9), pending=1)]
+    found = found_in(tmp_path, ROLLOUT.format(test=test), ways, *ranks)
+    assert (found.fault, found.certain) == ("branch", False)
+    assert "rank 0 passed `if synced:` in line 2, rank 1 did not" in found.finding
+    assert (f", or `if {test}:` in line 5" in found.finding) is named

@@ -155,6 +155,22 @@ def is_each_round(loop: Block, line: CodeLine) -> bool:
     return (loop.line, line.line) in source.plain and not any(jump.line < line.line for jump in skips)
 
 
+def calls_in_order(line: CodeLine) -> list[str]:
+    """Return the names of what a line's statement calls, in the order in which the calls begin."""
+    parsed = parse_file(line.file)
+    nodes = ast.walk(parsed[0]) if parsed is not None else ()
+    around = [
+        node for node in nodes if isinstance(node, ast.stmt) and node.lineno <= line.line <= (node.end_lineno or 0)
+    ]
+    statement = max(around, key=lambda node: node.lineno, default=None)
+    return [name for part in (_expressions(statement) if statement else ()) for name in _called_within(part)]
+
+
+def _called_within(node: ast.AST) -> list[str]:
+    inner = [name for child in ast.iter_child_nodes(node) for name in _called_within(child)]
+    return [*inner, called_name(node)] if isinstance(node, ast.Call) else inner
+
+
 _ANY_CALL = re.compile(r"\b(\w+)\(")
 _COLLECTIVE_CALL = re.compile(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(")
 

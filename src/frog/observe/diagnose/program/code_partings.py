@@ -21,6 +21,7 @@ from frog.observe.diagnose.program.code_blocks import (
     Source,
     blocks_around,
     called_on_other_sides,
+    calls_in_order,
     has_counterpart,
     is_fixed,
     is_readable,
@@ -153,6 +154,8 @@ class Parting:
     """True if the other rank is in it, too, by another call of its function."""
     around: tuple[Block, ...] = ()
     """For a loop, the loops around it that the other rank has left too, innermost first."""
+    besides: tuple[Block, ...] = ()
+    """For a test, others around it that the other rank may not have passed either."""
 
     @property
     def weight(self) -> float:
@@ -177,6 +180,8 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
     already held it is not where they part.
     """
     lines = parting_lines(one, other)
+    within = _parting_in_a_line(one, other) if lines is None else None
+    lines = lines or within
     if lines is None or not is_readable(lines[0]):
         return None
     here, there = lines
@@ -187,7 +192,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
             deeper = frame is not here
             if not _is_in(block, one, number):
                 continue
-            past = there.line > (here.line if deeper else block.last)
+            past = there.line > (here.line if deeper else block.last) or (deeper and within is not None)
             if not deeper and _is_in(block, other, list(other).index(there)):
                 continue
             if block.kind == "loop" and not (common or past):  # the other rank may yet come to it
@@ -198,7 +203,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
                 continue
             found.append(Parting(block, common, deeper, past, deeper and holds_stack(block, other)))
     best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
-    return _with_loops_around(best, found)
+    return _with_loops_around(_with_other_tests(best, found), found)
 
 
 def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
@@ -245,6 +250,55 @@ def rank_test_between(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Blo
     lines = parting_lines(one, other)
     block = _rank_block(lines[0]) if lines is not None else None
     return block if block is not None and not (holds_stack(block, other) or has_counterpart(block)) else None
+
+
+def _parting_in_a_line(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> tuple[CodeLine, CodeLine] | None:
+    """Return the line of both at which the first rank is in a call that comes before the call of the other one.
+
+    As of `respond(run(request))`: a rank in `respond` has left `run`.
+    """
+    mine, others = ([*reversed(stack)] for stack in (one, other))
+    for at, (left, right) in enumerate(zip(mine[1:], others[1:], strict=False)):
+        if (mine[at].file, mine[at].line) != (others[at].file, others[at].line):
+            return None
+        if _function(left) != _function(right):
+            names = calls_in_order(mine[at])
+            is_known = names.count(left.function) == names.count(right.function) == 1
+            is_before = is_known and names.index(left.function) < names.index(right.function)
+            return (mine[at], others[at]) if is_before else None
+    return None
+
+
+def _with_other_tests(parting: Parting | None, found: list[Parting]) -> Parting | None:
+    """Add the tests by which the other rank may have left out the call as well: an outer one, in another function."""
+    if parting is None or not parting.is_deeper or parting.block.kind not in ("if", "else"):
+        return parting
+    others = [
+        each.block
+        for each in found
+        if each.block != parting.block and each.block.kind in ("if", "else")
+        if each.weight == parting.weight or (each.block.is_counted and not _is_of_constants(each.block))
+    ]
+    return replace(parting, besides=tuple(others))
+
+
+def fetches_next(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
+    """Return the loop in a round of which the first rank is, while the other one is in the iterator of that loop.
+
+    As in a generator that calls a barrier at the end of an epoch. None if it is not so.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or not is_readable(lines[0]):
+        return None
+    within = list(other)[: list(other).index(lines[1])]
+    heads = [block for block in blocks_around(lines[0]) if block.kind == "loop" and block.line == lines[1].line]
+    makers = source_of(lines[0].file).makers
+    return heads[-1] if heads and within and within[-1].function not in makers - {"__iter__", "__next__"} else None
+
+
+def other_tests(parting: Parting) -> str:
+    """Return words about the other tests that only one rank may have passed; empty without any."""
+    return "".join(f", or {block}" for block in parting.besides[:2])
 
 
 def _with_loops_around(parting: Parting | None, found: list[Parting]) -> Parting | None:

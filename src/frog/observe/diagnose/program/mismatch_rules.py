@@ -17,7 +17,9 @@ from frog.observe.diagnose.program.code_blocks import (
 from frog.observe.diagnose.program.code_partings import (
     Parting,
     call_branch,
+    fetches_next,
     handler_past,
+    other_tests,
     parting_of,
     stack_of,
 )
@@ -127,6 +129,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
         _order,
         _guarded,
         _guarded_others,
+        _in_an_iterator,
         _parted,
         _skipped,
         _past_a_handler,
@@ -299,6 +302,21 @@ def _guarded_others(evidence: Evidence, found: Difference, sides: Sides) -> Diag
     return explained.with_more(rank=sides.odd, node_rank=rank.node_rank) if explained is not None else None
 
 
+def _in_an_iterator(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a rank that asked for the next item of a loop, while the others got one more and are in a round of it."""
+    loop = fetches_next(stack_of(sides.other_call), stack_of(sides.odd_call))
+    if loop is None:
+        return None
+    return _base(evidence, found, sides).with_more(
+        fault="batches",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: the call of rank {sides.odd} is in the iterator of the loop "
+        f"{loop}, which gave rank {sides.other} one more item: the number of rounds differs between the ranks"
+        f"{source_words(loop)}",
+        advice=EVEN_ROUNDS,
+    )
+
+
 def _parted(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find the loop or the branch that holds the line of one side and not that of the other."""
     both = [(parting, each) for each in (sides, sides.swapped()) if (parting := _parting(evidence, each)) is not None]
@@ -368,7 +386,7 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         rank=sides.other if enters else sides.odd,
         line=place(inside.line if enters else outside.line) or None,
         peer_line=place(outside.line if enters else inside.line) or None,
-        finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}"
+        finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}{other_tests(parting)}"
         + (f"; or an error before this call led rank {sides.odd} into {caught}" if caught else "")
         + source_words(block),
         advice=AGREE_FIRST,

@@ -104,15 +104,22 @@ _LEAST_CALLS = 2
 def begins_anew(calls: list[Call], call: Call) -> bool:
     """True if a call comes to its line once more, with nothing between: as after its last visit of a loop there.
 
-    The calls since one of the same size are all calls of an earlier visit, in their order.
+    The calls since one of the same size are all calls of an earlier visit, in their order, or the same calls have come
+    several times.
     """
     runs = [list(run) for _, run in itertools.groupby(calls, key=lambda each: each.line)]
-    visits = [[(each.op, each.elements) for each in run] for run in runs if call.line and run[0].line == call.line]
+    visits = [[_form(each) for each in run] for run in runs if call.line and run[0].line == call.line]
     if not visits or calls[-1].line != call.line:
         return False
     *earlier, last = visits
-    since = [last[at:] for at, form in enumerate(last) if form == (call.op, call.elements)]
-    return any(each in earlier and len(set(each)) >= _LEAST_CALLS for each in since)
+    since = [last[at:] for at, form in enumerate(last) if form == _form(call)]
+    since += [last[:length] for length in range(1, len(last)) if last == last[:length] * (len(last) // length)]
+    whole = [each for each in since if each and each[0] == _form(call) and len(set(each)) >= _LEAST_CALLS]
+    return any(each in earlier or last[-2 * len(each) :] == each * 2 for each in whole)
+
+
+def _form(call: Call) -> tuple[object, ...]:
+    return call.op, call.sizes, call.elements
 
 
 def _in_and_out(loop: Block, calls: list[Call]) -> Iterator[tuple[bool, Iterator[Call]]]:
@@ -122,7 +129,8 @@ def _in_and_out(loop: Block, calls: list[Call]) -> Iterator[tuple[bool, Iterator
 
 def is_proved(parting: Parting, inside: Call) -> bool:
     """True if the rank that left a loop made fewer rounds of it, whatever else the program does."""
-    return parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
+    is_common = parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
+    return is_common and parting.is_past  # at an earlier line, it may be in another round of an outer loop
 
 
 def leaves_loop(

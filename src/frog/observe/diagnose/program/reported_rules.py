@@ -17,6 +17,7 @@ from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import (
     Parting,
     holds_stack,
+    other_tests,
     parting_of,
     rank_branch,
     rank_test_between,
@@ -174,7 +175,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         fault, rank, advice = "batches", outside, EVEN_ROUNDS
     else:
         never = parting.block == alone or not has_passed(parting.block, common)
-        words = passes_alone(parting.block, inside, outside, never)
+        words = f"{passes_alone(parting.block, inside, outside, never)}{other_tests(parting)}"
         fault, advice = "branch" if never else "skipped", AGREE_FIRST
         rank = inside if never and parting.block.kind not in ("return", "try") else outside
     sources = source_words(parting.block) if fault != "batches" else sources_of_loop(parting, stacks[inside])
