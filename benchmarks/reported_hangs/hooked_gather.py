@@ -31,7 +31,7 @@ class Describer(nn.Module):
     def __init__(self):
         super().__init__()
         self.project = nn.Linear(6, 6, bias=False)
-        self.out = nn.Linear(6, 2, bias=False)
+        self.out = nn.Linear(6, 3, bias=False)
 
     def forward(self, images):
         features = [self.project(image) for image in images]  # here
