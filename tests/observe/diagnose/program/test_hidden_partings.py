@@ -345,3 +345,53 @@ def test_outer_test_that_a_rank_may_not_have_passed_is_named_too(tmp_path: Path,
     assert (found.fault, found.certain) == ("branch", False)
     assert "rank 0 passed `if synced:` in line 2, rank 1 did not" in found.finding
     assert (f", or `if {test}:` in line 5" in found.finding) is named
+
+
+TOOLS = """\
+def generate(most):
+    for _ in range(most):
+        dist.all_reduce(logits)
+        yield sample(logits)
+for token in generate(60):
+    {test}
+        dist.broadcast(result, src=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("if token == CALL:", "rank 1 passed `if token == CALL:` in line 6, rank 0 did not"),
+        ("with tool():", "the call of rank 0 is in the iterator of the loop `for token in generate(60):` in line 5"),
+    ],
+)
+def test_loop_of_a_generator_is_not_left_by_the_rank_in_the_body_that_it_feeds(
+    tmp_path: Path, test: str, words: str
+) -> None:
+    ways = {3: [(3, "generate"), (5, "<module>")]}
+    step = ("all_reduce", 8, 3)
+    ranks = [rank(0, step, step, pending=1), rank(1, step, ("broadcast", 3, 7), pending=1)]
+    found = found_in(tmp_path, TOOLS.format(test=test), ways, *ranks)
+    assert not found.certain
+    assert words in found.finding
+
+
+@pytest.mark.parametrize(
+    ("often", "busy", "fault"),
+    [("train.py:2", False, "blocked"), ("train.py:2", True, "busy"), ("train.py:9", False, "unknown")],
+)
+def test_ranks_that_waited_when_their_job_was_killed_are_told_apart(
+    tmp_path: Path, often: str, busy: bool, fault: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("while count() > 0:\n    time.sleep(1)\ndist.all_reduce(x)\n")
+    ranks = [rank(number, ("all_reduce", 8, 3), state="running") for number in range(3)]
+    for one in ranks:
+        group = one.calls[0].group
+        one.enqueued, one.completed = {group: 1 + (one.rank != 1)}, {group: 1}
+        one.line = CodeLine(file=str(script), line=2 if one.rank == 1 else 3, function="<module>")
+        one.often, one.cpu_busy = often if one.rank == 1 else "train.py:3", busy and one.rank == 1
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.certain) == (fault, False)
+    assert ("repeats the loop `while count() > 0:` in line 1" in found.finding) is (fault != "unknown")
+    assert (found.rank == 1) is (fault != "unknown")

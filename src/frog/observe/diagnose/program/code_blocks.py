@@ -157,8 +157,7 @@ def is_each_round(loop: Block, line: CodeLine) -> bool:
 
 def calls_in_order(line: CodeLine) -> list[str]:
     """Return the names of what a line's statement calls, in the order in which the calls begin."""
-    parsed = parse_file(line.file)
-    nodes = ast.walk(parsed[0]) if parsed is not None else ()
+    nodes = ast.walk(parsed[0]) if (parsed := parse_file(line.file)) is not None else ()
     around = [
         node for node in nodes if isinstance(node, ast.stmt) and node.lineno <= line.line <= (node.end_lineno or 0)
     ]
@@ -171,6 +170,7 @@ def _called_within(node: ast.AST) -> list[str]:
     return [*inner, called_name(node)] if isinstance(node, ast.Call) else inner
 
 
+_YIELD = re.compile(r"\byield\b")
 _ANY_CALL = re.compile(r"\b(\w+)\(")
 _COLLECTIVE_CALL = re.compile(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(")
 
@@ -206,6 +206,11 @@ def _other_sides(block: Block) -> list[Block]:
 def _function_around(source: Source, line: int) -> _Span | None:
     around = [each for each in source.functions if each.first <= line <= each.last]
     return max(around, key=lambda each: each.first, default=None)
+
+
+def yields(block: Block) -> bool:
+    """True if a block gives items to a loop elsewhere, in which a rank then is: a generator waits in its own loop."""
+    return bool(_YIELD.search(_text_in(block)))
 
 
 def _text_in(block: Block) -> str:

@@ -27,6 +27,7 @@ from frog.observe.diagnose.program.code_blocks import (
     is_readable,
     source_of,
     text_of,
+    yields,
 )
 from frog.observe.diagnose.program.evidence import Call
 
@@ -196,6 +197,8 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
             if not deeper and _is_in(block, other, list(other).index(there)):
                 continue
             if block.kind == "loop" and not (common or past):  # the other rank may yet come to it
+                continue
+            if block.kind == "loop" and deeper and yields(block):  # the other rank has not left it: it waits there
                 continue
             if block.kind != "loop" and (common or has_counterpart(block)):
                 continue

@@ -22,6 +22,7 @@ from frog.observe.diagnose.program.code_partings import (
     other_tests,
     parting_of,
     stack_of,
+    tests_before,
 )
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
@@ -305,7 +306,7 @@ def _guarded_others(evidence: Evidence, found: Difference, sides: Sides) -> Diag
 def _in_an_iterator(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find a rank that asked for the next item of a loop, while the others got one more and are in a round of it."""
     loop = fetches_next(stack_of(sides.other_call), stack_of(sides.odd_call))
-    if loop is None:
+    if loop is None or tests_before(loop, stack_of(sides.other_call)):  # the test tells more: see _parted
         return None
     return _base(evidence, found, sides).with_more(
         fault="batches",

@@ -43,7 +43,7 @@ from frog.observe.diagnose.program.reported_rules import differing_numbers, repo
 from frog.observe.diagnose.program.root_rules import other_root
 from frog.observe.diagnose.program.run_folder_evidence import attempts_of
 from frog.observe.diagnose.program.silent_rules import healthy, slow_rank
-from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without, none_inside
+from frog.observe.diagnose.program.stack_rules import differing_stacks, joined_without, none_inside, some_inside
 from frog.observe.diagnose.program.torch_mismatch import compared_by_torch
 from frog.observe.diagnose.program.transfer_rules import transfer, without_transfers
 from frog.observe.diagnose.program.wait_rules import absent, all_inside, under_branch
@@ -232,6 +232,7 @@ RULES: tuple[Rule, ...] = (
     lambda evidence: of_job(evidence, ("TIMEOUT", "CANCELLED")),
     healthy,
     slow_rank,  # of a program that failed for no other known reason
+    some_inside,
     differing_stacks,
 )
 

@@ -83,6 +83,47 @@ def none_inside(evidence: Evidence) -> Diagnosis | None:
     )
 
 
+def some_inside(evidence: Evidence) -> Diagnosis | None:
+    """Find ranks that waited in a collective for others when their records end, as of a job that was killed.
+
+    Both were where they had been seen most often, so that they had been there for long.
+    """
+    ranks = evidence.ranks
+    if evidence.active or evidence.has_failed or len(ranks) < 2 or len(ranks) < len(evidence.world):
+        return None
+    inside = [rank for _, rank in sorted(ranks.items()) if _is_behind_its_count(rank)]
+    outside = [rank for _, rank in sorted(ranks.items()) if rank not in inside]
+    if not inside or not outside or not all(map(_stays, ranks.values())):
+        return None
+    odd, other = outside[0], inside[0]
+    doing = "computed" if odd.cpu_busy else "did not compute"
+    return Diagnosis(
+        "busy" if odd.cpu_busy else "blocked",
+        f"no rank's end is known; when the records end, {they_wait([rank.rank for rank in inside])} in a collective at "
+        f"{place(other.line)}, and {span([rank.rank for rank in outside])} was at {place(odd.line)}, and {doing}"
+        f"{waits_outside(odd)}",
+        rank=odd.rank,
+        node_rank=odd.node_rank,
+        line=place(odd.line) or None,
+        peer_line=place(other.line) or None,
+        certain=False,
+        outcome="unknown",
+        evidence=report_ranks(evidence, [rank.rank for rank in (*outside, *inside)]),
+        advice=advice_on_wait(odd) or f"find out why rank {odd.rank} stayed at that line",
+    )
+
+
+def _is_behind_its_count(rank: RankEvidence) -> bool:
+    """True if a rank had called a collective that had not completed, by the counts of its status."""
+    return any(number > rank.completed.get(group, 0) for group, number in rank.enqueued.items())
+
+
+def _stays(rank: RankEvidence) -> bool:
+    """True if a rank was last seen alive at the line at which it was seen most often."""
+    is_alive = rank.state == "running" and rank.error is None and rank.exit_code is None
+    return is_alive and rank.line is not None and rank.often == place(rank.line).partition(" ")[0]
+
+
 _MEET_IN_TORCH = (
     "if the ranks wait for each other there (through files, shared memory, a store or sockets), compare the names that "
     "each rank uses: a name with a random number, a clock, a process id or a host differs between ranks; broadcast it\n"
@@ -94,7 +135,9 @@ def _idles(rank: RankEvidence) -> bool:
     """True if a rank was alive outside of torch.distributed, and did nothing."""
     is_alive = rank.state == "running" and rank.error is None and rank.exit_code is None and not rank.stopped
     is_outside = not (rank.pending or rank.in_message or rank.transfer or rank.joining or _waits_inside_torch(rank))
-    return is_alive and is_outside and rank.cpu_busy is False and rank.line is not None
+    return (
+        is_alive and is_outside and not _is_behind_its_count(rank) and rank.cpu_busy is False and rank.line is not None
+    )
 
 
 # ---- stacks alone, such as those of `py-spy dump` --------------------------------------------------------------------
