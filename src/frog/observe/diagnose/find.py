@@ -43,10 +43,22 @@ def diagnose_paths(texts: Sequence[str]) -> Answer:
         from frog.observe.diagnose.program.program_diagnosis import diagnose_all
 
         diagnosis, explanation = diagnose_all(others)
-        found.append(diagnosis)
+        found.append(_with_kind(diagnosis, explanation))
     first, *rest = found
     name = ", ".join(str(each.path if isinstance(each, RunFolder) else each) for each in places)
     return Answer(name, first.with_more(also=(*first.also, *rest)), explanation)
+
+
+def _with_kind(diagnosis: Diagnosis, explanation: Explanation | None) -> Diagnosis:
+    """Add what an exception means by its kind, if the logs show the one that the rules name."""
+    cause = explanation.cause if explanation is not None else None
+    if diagnosis.fault != "raise" or diagnosis.meaning or cause is None or not cause.exception:
+        return diagnosis
+    first = cause.text.partition(": ")[2].strip().splitlines()[:1]
+    meaning = cause.meaning
+    if meaning is None or not first or first[0][:200] not in diagnosis.finding:
+        return diagnosis
+    return diagnosis.with_more(meaning=meaning.says, advice=f"{meaning.advice}\n{diagnosis.advice}")
 
 
 def diagnose_path(text: str) -> tuple[Path, Diagnosis]:

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from frog.observe.diagnose.known_errors.kinds import Meaning, meaning_of, stage_of
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
+from frog.observe.diagnose.known_errors.own_messages import OwnMessages
 from frog.observe.diagnose.known_errors.progress import Progress
 from frog.observe.diagnose.known_errors.questions import MOST_LINES
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
-from frog.observe.diagnose.known_errors.tracebacks import BEGIN, WRAPS, Frame, Traceback, TracebackReader
+from frog.observe.diagnose.known_errors.tracebacks import BEGIN, RECORD, WRAPS, Frame, Traceback, TracebackReader
 from frog.observe.diagnose.known_errors.watchdog import Watchdog
 
 _MOST_FINDINGS = 2000
@@ -60,16 +62,20 @@ _LAUNCHERS = re.compile(
 _TOOL = re.compile(
     r"^(?:\w+\.)*CalledProcessError: Command ['\"\[]{1,3}(?:[\w./-]{0,200}/)?"
     r"(?P<tool>ssh|pdsh|scp|rsync|git|wget|curl|nvidia-smi|rocm-smi|nvcc|g\+\+|gcc|c\+\+|cmake|make|ldconfig|which|where|tar"
-    r"|unzip|ffmpeg|hostname|scontrol)\b"
+    r"|unzip|ffmpeg|hostname|scontrol|sbatch|salloc|qsub|bsub|kubectl|docker|pip|conda|gcloud|aws)\b"
 )
 """A tool that a program calls for itself: its failure is the program's own, not that of a process of the job."""
-FATAL = "fatal error"
+FATAL, OWN = "fatal error", "the program's own message"
 _FATAL = re.compile(
     r"^(?:\[?F\d{4}\d{0,4} \d\d:\d\d:\d\d\.\d{1,9} {1,8}(?:\d{1,9} )?|C \d{1,9} \d{1,9}\] (?:\(\w{1,40}\) )?"
-    r"|F (?=\S{1,200}\.cc:\d))"
+    r"|F (?=\S{1,200}\.\w{1,4}:\d))"
     r"(?P<file>[^\s:]{1,200}):(?P<line>\d{1,7})(?:\]|:) {1,4}(?P<message>\S.{0,600})"
 )
 """A record of glog's or TensorFlow's level FATAL, or of Ray's C: the library that writes it aborts its process."""
+_MOST_FATAL_LINES = 3
+"""Most further lines of such a record."""
+_RAISES = re.compile(r"^(?:(?P<check>assert) \S|raise (?P<type>(?:\w+\.){0,4}[A-Z]\w{2,60}(?:Error|Exception))\()")
+"""A source line that can only raise."""
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _QUOTED = re.compile(r"\b\w+(?:Error|Exception): ")
 """An exception with its message, anywhere in a line."""
@@ -98,6 +104,21 @@ class Finding:
     """True if the program itself does not take the line for an error."""
     moment: str | None = None
     """The last time of day in the file up to this line."""
+    source: str = ""
+    """The source line of `frame`, if the log has it."""
+    innermost: str = ""
+    """The frame that raised, as "file in function"."""
+    stage: str = ""
+    """What the program did when it raised, as a clause."""
+
+    @property
+    def meaning(self) -> Meaning | None:
+        """What it means by its kind, if the table does not know it."""
+        if self.known is not None or self.exception is None:
+            return None
+        own = self.exception in (FATAL, OWN)
+        message = self.text if own else self.text.partition(": ")[2]
+        return meaning_of("" if own else self.exception, message, f"{self.source}\n{self.innermost}")
 
     @property
     def id(self) -> str:
@@ -127,7 +148,7 @@ class Explanation:
     last_step: str = ""
     """The last step of the program, such as "500 of 500", if the log ends there."""
     first_traceback: Finding | None = None
-    """The first traceback that does not count as a cause."""
+    """The first traceback that does not count as a cause, or of which the log lacks the exception."""
     description: str = ""
     """The whole text, if it is short enough to be a description and shows no failure."""
     suspect: int | None = None
@@ -174,6 +195,7 @@ def _as_json(finding: Finding | None) -> dict[str, Any] | None:
     if finding is None:
         return None
     known = finding.known
+    meaning = finding.meaning
     return {
         "id": finding.id,
         "level": finding.level.name.lower(),
@@ -183,8 +205,9 @@ def _as_json(finding: Finding | None) -> dict[str, Any] | None:
         "text": finding.text,
         "exception": finding.exception,
         "users_line": str(finding.frame) if finding.frame else None,
-        "cause": known.cause if known else None,
-        "advice": known.advice if known else None,
+        "kind": meaning.id if meaning else None,
+        "cause": known.cause if known else meaning.says if meaning else None,
+        "advice": known.advice if known else meaning.advice if meaning else None,
         "section": known.section if known else None,
     }
 
@@ -216,6 +239,11 @@ class LogReader:
         self.signal: Finding | None = None
         """The first line in which a rank reports that another one timed out."""
         self.first_traceback: Finding | None = None
+        self.cut_traceback: Finding | None = None
+        """The first traceback without an exception that has a line of the user's."""
+        self.own = OwnMessages()
+        self.fatal_lines = 0
+        """Number of lines that may still belong to the last finding, a fatal record."""
         self.quoted: Finding | None = None
         """The first exception that a sentence quotes and that the table does not know."""
         self.lines, self.cut, self.after_root_cause = 0, False, False
@@ -248,6 +276,10 @@ class LogReader:
         self._read_launcher(line)
         self.progress.read(line, self.moments.get(line.file))
         known = self.known_errors.find(line.text)
+        if (known is None or known.id == _SUMMARY) and self._continues_fatal(line):
+            return
+        fatal = _FATAL.match(line.text) if known is None else None
+        self.fatal_lines = _MOST_FATAL_LINES if fatal else 0
         if known is not None:
             is_remark = _REMARK.search(line.text) is not None
             is_exception = _EXCEPTION.match(line.text) is not None
@@ -259,14 +291,27 @@ class LogReader:
             if _QUOTED_CODE.match(line.text) and level is not Level.CONSEQUENCE:
                 level = Level.ASIDE
             self._add(Finding(line, known, level, line.named_rank, line.text.strip(), is_remark=is_remark))
-        elif (fatal := _FATAL.match(line.text)) is not None:
+        elif fatal is not None:
             frame = Frame(fatal["file"], int(fatal["line"]), "")
             message = fatal["message"].strip()
             self._add(Finding(line, None, Level.SYMPTOM, line.named_rank, message, FATAL, frame))
         else:
             self.quoted = self.quoted or _quoted_exception(line)
+            if not (_REMARK.search(line.text) or _WARNING.search(line.text) or _QUOTED_CODE.match(line.text)):
+                self.own.read(line)
             if _LOOKS_LIKE_ERROR.search(line.text):
                 self.unknown = [*self.unknown[-4:], line]
+
+    def _continues_fatal(self, line: LogLine) -> bool:
+        """Add a line to the fatal record before it, if it belongs to it."""
+        if not self.fatal_lines or not self.findings or RECORD.match(line.text) or line.moment is not None:
+            return False
+        last = self.findings[-1]
+        if last.exception != FATAL or last.line.file != line.file:
+            return False
+        self.findings[-1] = replace(last, text=f"{last.text}\n{line.text.strip()}")
+        self.fatal_lines -= 1
+        return True
 
     def _read_launcher(self, line: LogLine) -> None:
         """Read the rank that torchrun names as the first that failed, and when."""
@@ -288,12 +333,30 @@ class LogReader:
         findings = [self._finding(each) for each in traceback.chain if each.type and not each.is_bare_wrapper]
         if not findings:
             self.cut = True
+            self._end_without_exception(traceback)
             return
         known = [finding for finding in findings if finding.known is not None and finding.level is Level.CAUSE]
         best = (known or findings)[0]
         if self.first_traceback is None and best.frame is not None and not _is_launchers(traceback):
             self.first_traceback = best
         self._add(best)
+
+    def _end_without_exception(self, traceback: Traceback) -> None:
+        """Keep where a traceback was whose exception the log lacks; its last line may be what raised."""
+        frame, source = traceback.users_frame, traceback.users_source
+        if frame is None or frame.is_library:
+            return
+        last = traceback.source_of.get(len(traceback.frames) - 1, "")
+        raises = _RAISES.match(last)
+        name = "AssertionError" if raises and raises["check"] else (raises["type"] if raises else "")
+        finding = Finding(
+            traceback.begin, None, Level.SYMPTOM if name else Level.ASIDE, traceback.rank,
+            f"{name}: {last}" if name else "the log ends before its exception", name.rpartition(".")[2] or None, frame,
+            source=source, innermost=traceback.innermost, stage=stage_of(traceback.frames, source),
+        )  # fmt: skip
+        self.cut_traceback = self.cut_traceback or finding
+        if name and not _LAUNCHERS.match(finding.exception or ""):
+            self._add(finding)
 
     def _finding(self, traceback: Traceback) -> Finding:
         known = self.known_errors.find(traceback.text, traceback.code)
@@ -302,10 +365,11 @@ class LogReader:
         level = known.level_of(in_traceback=True) if known else _level_of_unknown(traceback)
         if traceback.is_remark:
             level = max(level, Level.HINT)
-        line = traceback.end or traceback.begin
+        line, source = traceback.end or traceback.begin, traceback.users_source
         return Finding(
             line, known, level, traceback.rank, traceback.text.strip(), traceback.name, traceback.users_frame,
-            traceback.is_remark,
+            traceback.is_remark, source=source, innermost=traceback.innermost,
+            stage=stage_of([*(frame for each in traceback.before for frame in each.frames), *traceback.frames], source),
         )  # fmt: skip
 
     def _add(self, finding: Finding) -> None:
@@ -328,6 +392,8 @@ class LogReader:
         cause = first_cause([finding for finding in _in_time(findings) if _is_answer(finding, failed)], findings)
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
         cause = cause or self._in_prose(findings)
+        if cause is None or cause.level is Level.HINT:
+            cause = self._own_message() or cause
         if cause is not None:
             cause = replace(cause, rank=self._rank_of(cause))
         others: dict[str, Finding] = {}
@@ -347,7 +413,7 @@ class LogReader:
             self.lines,
             len(self.files),
             "" if failed or cause or self.unknown else self.progress.last_step,
-            self.first_traceback if cause is None else None,
+            (self.first_traceback or self.cut_traceback) if cause is None else None,
             "\n".join(self.beginning) if cause is None and not failed and self._is_short_text() else "",
             suspects[0] if len(suspects) == 1 else None,
             self.watchdog.abridged,
@@ -382,6 +448,13 @@ class LogReader:
         asides = (finding for finding in findings if finding.level is Level.ASIDE and finding.exception is None)
         quoted = next((finding for finding in asides if _QUOTED.search(finding.text)), None)
         return replace(quoted, level=Level.SYMPTOM) if quoted is not None else self.quoted
+
+    def _own_message(self) -> Finding | None:
+        """Return the program's own message about its failure, if nothing explains it better."""
+        said = self.own.best()
+        if said is None:
+            return None
+        return Finding(said.line, None, Level.SYMPTOM, said.line.named_rank, said.text, OWN)
 
     def _silent_time_out(self, cause: Finding | None) -> Finding | None:
         """Return the time-out of which the log has only the effect on other ranks, or a long silence before the end."""

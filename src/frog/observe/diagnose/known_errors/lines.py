@@ -60,6 +60,8 @@ _TIMES = tuple(
 _QUOTED_FRAME = re.compile(r'\\n  File \\?"')
 _STRAIGHT = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
 """Straight quotation marks for the curly ones that a forum or a word processor makes of them."""
+_BOLD = re.compile(r"^\*\*([^*]{1,200})\*\*\s*$")
+"""A line in bold in Markdown."""
 _GLOG = re.compile(r"^\[?[EWIF](?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d\.\d{1,9}) ")
 _IN_TEXT = re.compile(
     r"\[Rank (?P<rank>\d{1,6})\]|\bRank (?P<of_group>\d{1,6})\] |\brank[ :=]+(?P<word>\d{1,6})\b"
@@ -114,12 +116,14 @@ def _quoted_lines(versions: list[str]) -> Iterator[str]:
 
 
 def _clean(number: int, text: str, file: str, ranks: tuple[re.Pattern[str], ...]) -> LogLine:
-    text = _CONTROL.sub("", text)
+    text = _CONTROL.sub("", text).replace(" (see above for traceback): ", ": ")  # TensorFlow 1
     if not text.isascii():
         text = text.translate(_STRAIGHT)
     rank, moment, source = None, None, ""
     if text.startswith((">", "`")):  # quoted in Markdown
         text = text.lstrip(">").removeprefix(" ").lstrip("`")
+    if text.startswith("**") and (bold := _BOLD.match(text)):
+        text = bold[1]
     for _ in range(4):  # prefixes come in any order
         before = text
         for pattern in _TIMES:

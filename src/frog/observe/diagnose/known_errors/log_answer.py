@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
-from frog.observe.diagnose.known_errors.explain import FATAL, Explanation, Finding
+from frog.observe.diagnose.known_errors.explain import FATAL, OWN, Explanation, Finding
 from frog.observe.diagnose.known_errors.questions import PAGE, asked, question_answer
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import Level
@@ -42,7 +42,8 @@ def log_text(name: str, explanation: Explanation) -> str:
 
 def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
     known = cause.known
-    title = known.id if known else cause.exception or "exception"
+    kind = cause.meaning
+    title = known.id if known else f"{cause.exception or 'exception'}{f' ({kind.id})' if kind else ''}"
     warning = "no error, only a warning: " if explanation.only_a_warning else ""
     file = f" of {cause.line.file}" if cause.line.file not in ("", name) else ""
     meaning, advice, confidence = _meaning(explanation, cause)
@@ -56,7 +57,7 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
         outcome="unknown" if explanation.only_a_warning else "failed",
         evidence=(
             *_quote(cause.text),
-            *([f"raised at {cause.frame}"] if cause.frame else []),
+            *_raised_at(cause),
             *_events(explanation),
         ),
         advice=advice + section,
@@ -64,6 +65,13 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
         meaning="\n".join([meaning, *explanation.details]),
         confidence=confidence,
     )
+
+
+def _raised_at(finding: Finding) -> list[str]:
+    """Name the user's line, and what it says."""
+    if finding.frame is None:
+        return []
+    return [f"raised at {finding.frame}", *([f"    {finding.source[:_MOST_TEXT // 4]}"] if finding.source else [])]
 
 
 def _who(explanation: Explanation) -> str:
@@ -75,20 +83,8 @@ def _who(explanation: Explanation) -> str:
 def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
     """Return what a cause means, what to do, and how sure that is."""
     known = cause.known
-    if cause.exception == FATAL:
-        return (
-            "A library in native code found a state that must not be, and aborted its process at this line.",
-            "search for the message, and look at the lines above it; compare the versions of the libraries",
-            "The process ended here. Whether the end of another one led to it, the log does not show.",
-        )
     if known is None:
-        return (
-            f"This exception is none of the {len(known_errors().errors)} known errors; its text says what happened.",
-            "open the named line; does it happen with one process too?",
-            "It is the first exception in the log that does not follow from another rank's failure."
-            if cause.level is Level.CAUSE
-            else "It may not be what ended the job: it is a time-out, or the log does not show where it was raised.",
-        )
+        return _meaning_of_unknown(cause)
     if explanation.rival is not None:
         rival = explanation.rival
         confidence = (
@@ -100,6 +96,32 @@ def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
     else:
         confidence = _CERTAINTY[cause.level, known.sure]
     return known.cause, known.advice, confidence
+
+
+def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
+    """Return what an error means that the table does not know: by its kind, and by what the program did."""
+    kind = cause.meaning
+    if cause.exception == FATAL:
+        says = "A library in native code found a state that must not be, and aborted its process at this line."
+        advice = "search for the message, and look at the lines above it; compare the versions of the libraries"
+        confidence = "The process ended here. Whether the end of another one led to it, the log does not show."
+        return (f"{says}\n{kind.says}", kind.advice, confidence) if kind else (says, advice, confidence)
+    if cause.exception == OWN:
+        says, advice = "No known error matches; this is how the program itself, or a tool that it uses, reports its failure.", (
+            "look at the lines around it"
+        )
+        confidence = "It is what the log says about the failure; the cause may be elsewhere."
+        return (kind.says, kind.advice, confidence) if kind else (says, advice, confidence)
+    stage = f" It was raised {cause.stage}." if cause.stage else ""
+    confidence = (
+        "It is the first exception in the log that does not follow from another rank's failure."
+        if cause.level is Level.CAUSE
+        else "It may not be what ended the job: it is a time-out, or the log does not show where it was raised."
+    )
+    if kind is not None:
+        return f"{kind.says}{stage}", kind.advice, confidence
+    says = f"This exception is none of the {len(known_errors().errors)} known errors; its text says what happened.{stage}"
+    return says, "open the named line; does it happen with one process too?", confidence
 
 
 def _without_cause(explanation: Explanation) -> Diagnosis:
@@ -127,11 +149,12 @@ def _without_cause(explanation: Explanation) -> Diagnosis:
     lines = [_was_read(explanation), f"looked for: {_looked_for()}"]
     if explanation.reported_rank is not None:
         lines.append(f"The launcher names rank {explanation.reported_rank} as the first that failed.")
-    if explanation.first_traceback is not None:
-        first = explanation.first_traceback
+    first = explanation.first_traceback
+    if first is not None:
         lines += [
-            f"The first traceback, line {first.line.number}: {first.text.splitlines()[0][:_MOST_TEXT]}",
-            *([f"raised at {first.frame}"] if first.frame else []),
+            f"The first traceback, line {first.line.number}{'' if first.rank is None else f', rank {first.rank}'}: {first.text.splitlines()[0][:_MOST_TEXT]}"
+            f"{f', {first.stage}' if first.stage else ''}",
+            *_raised_at(first),
         ]
     if explanation.unknown:
         lines.append("The last lines that look like an error are")
@@ -139,7 +162,7 @@ def _without_cause(explanation: Explanation) -> Diagnosis:
     return Diagnosis(
         "unknown",
         finding,
-        rank=explanation.reported_rank,
+        rank=explanation.reported_rank if first is None or explanation.reported_rank is not None else first.rank,
         certain=False,
         outcome="failed" if failed else "unknown",
         evidence=(*lines, *_events(explanation)),

@@ -20,10 +20,13 @@ _INLINE_FRAME = re.compile(r'File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9}
 _INLINE_EXCEPTION = re.compile(r"(?:^|[ >)])(?P<type>(?:\w+\.){0,9}\w+(?:Error|Exception)): (?P<message>.*)")
 _NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$")
 _ENDS = ("Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Failure", "Closed", "StopIteration", "Empty")
-_LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>", "/lib/python3", "\\Lib\\", "/usr/lib/python")
+_LIBRARY = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|^<(?:frozen |string>)|/lib(?:64)?/python\d|[/\\]Lib[/\\]|\\lib\\\w+\.py$|\.pyx$"
+    r"|/bin/[\w-]{1,60}$"
+)
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
-_RECORD = re.compile(
+RECORD = re.compile(
     r"\[|[EWIF]\d{4} |(?:WARNING|ERROR|INFO|DEBUG|CRITICAL)\b|srun|slurm|wandb|[\w.-]+:\d+:\d+ \[|[=─-]{5}|frame #"
     r"|terminate called|Exception raised from|.{0,80}?\d+%|Process |Killing |Unhandled error|Epoch|Loading|python"
     r"|/\S+: line|/\S+\.py:\d+"
@@ -54,7 +57,12 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        return any(part in self.file for part in _LIBRARY)
+        return _LIBRARY.search(self.file) is not None
+
+    @property
+    def foreignness(self) -> int:
+        """0 for a file of the user's, 1 for an installed package's, 2 for one of Python's own or of a launcher."""
+        return 0 if not self.is_library else 1 if "-packages" in self.file else 2
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
@@ -69,6 +77,8 @@ class Traceback:
     frames: list[Frame] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """Source lines below the frames."""
+    source_of: dict[int, str] = field(default_factory=dict)
+    """The first source line below a frame, by the number of the frame."""
     type: str = ""
     """Empty if the log is cut before the exception."""
     message: list[str] = field(default_factory=list)
@@ -101,9 +111,25 @@ class Traceback:
 
     @property
     def users_frame(self) -> Frame | None:
-        """The innermost frame outside of libraries, else the innermost."""
-        own = [frame for frame in self.frames if not frame.is_library]
-        return next(reversed(own or self.frames), None)
+        """The innermost frame outside of libraries, else the innermost outside of Python's own."""
+        number = self._users_number
+        return self.frames[number] if number is not None else None
+
+    @property
+    def users_source(self) -> str:
+        """The source line of the user's frame; empty if the log lacks it."""
+        number = self._users_number
+        return "" if number is None else self.source_of.get(number, "")
+
+    @property
+    def innermost(self) -> str:
+        """The innermost frame, as "file in function"."""
+        return f"{self.frames[-1].file} in {self.frames[-1].function}" if self.frames else ""
+
+    @property
+    def _users_number(self) -> int | None:
+        foreign = [frame.foreignness for frame in self.frames]
+        return max(number for number, each in enumerate(foreign) if each == min(foreign)) if foreign else None
 
     @property
     def chain(self) -> list[Traceback]:
@@ -248,6 +274,7 @@ class _Open:
                 return "ended"
             if traceback.type:
                 traceback.type, traceback.message, traceback.frames, traceback.sources = "", [], [], []
+                traceback.source_of = {}
             if len(traceback.frames) < _MOST_FRAMES:
                 traceback.frames.append(Frame(frame["file"], int(frame["line"]), frame["function"] or ""))
             self.strange = 0
@@ -268,6 +295,7 @@ class _Open:
         if indent or not outside or self.boxed:
             if outside and len(self.traceback.sources) < _MOST_FRAMES:
                 self.traceback.sources.append(outside)
+                self.traceback.source_of.setdefault(len(self.traceback.frames) - 1, outside)
             return "taken"
         self.strange += 1
         return "foreign" if self.strange < _MOST_FOREIGN else "ended"
@@ -288,7 +316,7 @@ class _Open:
             self.blank += 1
             return self.blank < 3
         message = self.traceback.message
-        if self.chained or self.blank or len(message) >= _MOST_MESSAGE_LINES or _RECORD.match(text):
+        if self.chained or self.blank or len(message) >= _MOST_MESSAGE_LINES or RECORD.match(text):
             return False
         match = _EXCEPTION.match(text)
         if match and match["type"].endswith(_ENDS) and not text.startswith("nccl"):
