@@ -37,6 +37,11 @@ _QUOTED_CODE = re.compile(
     r"|(?:logger|logging|log|warnings)\.\w+\(|print\()"
 )
 """A line of a script, of its settings or of source code: it quotes a message, but nothing printed it."""
+_FAILED_LOCAL_RANK = re.compile(r"failed \(exitcode: -?\d{1,10}\) local_rank: (\d{1,6})")
+_LOSS = re.compile(
+    r"\b[\w/]{0,40}loss(?:\b[\"']?(?: is|\]?\s?[:=|])?\s{0,4}(?:tensor\()?(?:nan|-?inf(?:inity)?)\b)", re.IGNORECASE
+)
+"""The loss of a step, as it becomes NaN or infinite."""
 _FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _EXCEPTION = re.compile(r"(?:[a-z_]\w{0,40}\.){1,8}[A-Z]\w{2,80}: ")
 """The full name of a class at the beginning of a line, as where a traceback ends."""
@@ -135,6 +140,8 @@ class Explanation:
     """Sentences about hangs: who waited in which collective."""
     reported_rank: int | None = None
     """The rank that the launcher names as the first that failed."""
+    reported_local_rank: int | None = None
+    """The same as a number on its node, if the launcher names no other."""
     others: list[Finding] = field(default_factory=list)
     """Further findings of other kinds, at most eight."""
     consequences: dict[str, int] = field(default_factory=dict)
@@ -250,6 +257,7 @@ class LogReader:
         self.in_other_failures = False
         """True below torchrun's heading of the failures that were not the first."""
         self.reported_rank: int | None = None
+        self.reported_local_rank: int | None = None
         self.by_torchrun = False
         self.moments: dict[str, str] = {}
         self.files: set[str] = set()
@@ -281,6 +289,8 @@ class LogReader:
         fatal = _FATAL.match(line.text) if known is None else None
         self.fatal_lines = _MOST_FATAL_LINES if fatal else 0
         if known is not None:
+            if known.id == _SUMMARY and "target '" in line.text:  # hydra puts its reason into the same line
+                self.own.read(line)
             is_remark = _REMARK.search(line.text) is not None
             is_exception = _EXCEPTION.match(line.text) is not None
             level = max(known.level_of(is_exception), Level.HINT if is_remark else Level.CAUSE)
@@ -295,12 +305,17 @@ class LogReader:
             frame = Frame(fatal["file"], int(fatal["line"]), "")
             message = fatal["message"].strip()
             self._add(Finding(line, None, Level.SYMPTOM, line.named_rank, message, FATAL, frame))
+        elif "oss" in line.text and _LOSS.search(line.text):
+            self._add(Finding(line, self._known("loss-nan"), Level.HINT, line.named_rank, line.text.strip()))
         else:
             self.quoted = self.quoted or _quoted_exception(line)
             if not (_REMARK.search(line.text) or _WARNING.search(line.text) or _QUOTED_CODE.match(line.text)):
                 self.own.read(line)
             if _LOOKS_LIKE_ERROR.search(line.text):
                 self.unknown = [*self.unknown[-4:], line]
+
+    def _known(self, id: str) -> KnownError:
+        return next(error for error in self.known_errors.errors if error.id == id)
 
     def _continues_fatal(self, line: LogLine) -> bool:
         """Add a line to the fatal record before it, if it belongs to it."""
@@ -318,6 +333,8 @@ class LogReader:
         text = line.text
         if failed_at := _FAILED_AT.match(text):
             self.moments[line.file] = " ".join(failed_at.groups())
+        if self.reported_local_rank is None and (failed := _FAILED_LOCAL_RANK.search(text)):
+            self.reported_local_rank = int(failed[1])
         self.by_torchrun = self.by_torchrun or "torchrun" in text or "torch/distributed/elastic" in text
         if _OTHER_FAILURES.match(text):
             self.in_other_failures = True
@@ -406,6 +423,7 @@ class LogReader:
             cause,
             details,
             self.reported_rank,
+            self.reported_local_rank if self.reported_rank is None else None,
             _in_order(others.values())[:8],
             dict(self.consequences),
             [] if cause else self.unknown,
@@ -462,7 +480,7 @@ class LogReader:
             return None
         if cause is not None and cause.level < Level.HINT:
             return None
-        known = next(error for error in self.known_errors.errors if error.id == "collective-timeout")
+        known = self._known("collective-timeout")
         if self.signal is not None:
             return replace(self.signal, known=known, level=Level.SYMPTOM, rank=None)
         line = self.progress.last_line

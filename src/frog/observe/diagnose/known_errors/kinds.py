@@ -33,7 +33,7 @@ class Kind(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
     id: Text
     exceptions: tuple[Text, ...] = ()
-    """Names of classes; empty: any class, and messages without one."""
+    """Endings of names of classes; empty: any class, and messages without one."""
     text: str = ""
     """A pattern of the message."""
     code: str = ""
@@ -74,7 +74,7 @@ def meaning_of(exception: str, message: str, code: str = "") -> Meaning | None:
     """
     message = message[:_MOST_TEXT].strip()
     for kind in kinds():
-        if kind.exceptions and exception not in kind.exceptions:
+        if kind.exceptions and not exception.endswith(kind.exceptions):
             continue
         in_text = _pattern(kind.text).search(message)
         if in_text is None or _pattern(kind.code).search(code) is None:

@@ -11,7 +11,7 @@ MOST_CHARACTERS = 4000
 """Most characters of a line; the rest is ignored."""
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]{0,200}\x07|\[(?:[012]|3[0-7]|9[0-7])(?:;\d+)?m")
-_OWN = re.compile(r"^\[rank:? ?(?P<rank>\d{1,6})\]:? ?")
+_OWN = re.compile(r"^\"?\[rank:? ?(?P<rank>\d{1,6})\]:? ?")
 """torch's own prefix, which is the global rank even behind a launcher's label."""
 _RANKS = (
     _OWN,

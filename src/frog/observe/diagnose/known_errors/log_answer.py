@@ -58,6 +58,7 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
         evidence=(
             *_quote(cause.text),
             *_raised_at(cause),
+            *(_local_rank(explanation) if explanation.rank is None and not explanation.details else []),
             *_events(explanation),
         ),
         advice=advice + section,
@@ -65,6 +66,11 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
         meaning="\n".join([meaning, *explanation.details]),
         confidence=confidence,
     )
+
+
+def _local_rank(explanation: Explanation) -> list[str]:
+    rank = explanation.reported_local_rank
+    return [] if rank is None else [f"The launcher names local rank {rank} as the first that failed on its node."]
 
 
 def _raised_at(finding: Finding) -> list[str]:
@@ -127,12 +133,14 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
 def _without_cause(explanation: Explanation) -> Diagnosis:
     """Say what was read, what was looked for and what would help, if nothing explains a failure."""
     failed = bool(explanation.consequences) or explanation.cut
-    if explanation.consequences:
+    first = explanation.first_traceback
+    is_cut = first is not None and first.exception is None
+    if explanation.consequences and not is_cut:
         finding = (
             "no cause in this log: its errors follow from the failure of another process. "
             "Look for the log of the rank that failed first."
         )
-    elif explanation.cut:
+    elif explanation.cut or is_cut:
         finding = "no known error matches: a traceback begins, but the log ends or changes before its exception."
     elif explanation.last_step:
         return Diagnosis(
@@ -149,7 +157,7 @@ def _without_cause(explanation: Explanation) -> Diagnosis:
     lines = [_was_read(explanation), f"looked for: {_looked_for()}"]
     if explanation.reported_rank is not None:
         lines.append(f"The launcher names rank {explanation.reported_rank} as the first that failed.")
-    first = explanation.first_traceback
+    lines += _local_rank(explanation)
     if first is not None:
         lines += [
             f"The first traceback, line {first.line.number}{'' if first.rank is None else f', rank {first.rank}'}: {first.text.splitlines()[0][:_MOST_TEXT]}"
