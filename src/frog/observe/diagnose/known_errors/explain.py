@@ -183,7 +183,10 @@ class Explanation:
     @property
     def only_a_warning(self) -> bool:
         """True if the log does not show that the job failed."""
-        return self.cause is not None and self.cause.level is Level.HINT and not self.consequences
+        cause = self.cause
+        if cause is None or cause.known is None or cause.level is not Level.HINT or self.consequences:
+            return False
+        return cause.is_remark or cause.known.level is Level.HINT or cause.known.alone is None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -354,6 +357,15 @@ class LogReader:
             return
         known = [finding for finding in findings if finding.known is not None and finding.level is Level.CAUSE]
         best = (known or findings)[0]
+        if best.frame is None or best.frame.is_library:  # the user's line may be in another traceback of the chain
+            best = next(
+                (
+                    replace(best, frame=each.users_frame, source=each.users_source)
+                    for each in reversed([*traceback.before, traceback])
+                    if each.users_frame is not None and not each.users_frame.is_library
+                ),
+                best,
+            )
         if self.first_traceback is None and best.frame is not None and not _is_launchers(traceback):
             self.first_traceback = best
         self._add(best)

@@ -86,6 +86,15 @@ def meaning_of(exception: str, message: str, code: str = "") -> Meaning | None:
     return None
 
 
+_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:[\w.+-]{1,100}\.egg[/\\])?(?P<name>[\w-]{1,80})")
+
+
+def package_of(innermost: str) -> str:
+    """Return the installed package that raised, by the innermost frame; empty if it is none."""
+    match = _PACKAGE.search(innermost)
+    return match["name"] if match else ""
+
+
 _STAGES = tuple(
     (stage, re.compile(pattern))
     for stage, pattern in (

@@ -33,6 +33,7 @@ _SOURCES = tuple(
     re.compile(pattern)
     for pattern in (
         r"^\d{0,7}(?P<source>\([\w. ]{1,60} pid=\d+(?:, ip=[\d.]+)?\)) ?",  # Ray, also behind a viewer's line number
+        r"^(?P<source>\[(?:worker|actor|process|proc|host|node)[ :_-]?\d{1,6}\]):? ?",
         r"^\[pod/[^\]]{1,200}\] ?",  # kubectl logs --prefix
         r"^[\w.-]{1,80}-(?:worker|master|launcher)-\d+(?:/[\w-]+)? ?[|:]? ",
         r"^[\w.-]{1,80}\s+\|\|? ",  # docker compose, Determined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
 from frog.observe.diagnose.known_errors.explain import FATAL, OWN, Explanation, Finding
+from frog.observe.diagnose.known_errors.kinds import package_of
 from frog.observe.diagnose.known_errors.questions import PAGE, asked, question_answer
 from frog.observe.diagnose.known_errors.table import known_errors
 from frog.observe.diagnose.known_errors.table.known import Level
@@ -98,7 +99,11 @@ def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
             "The log does not show which came first."
         )
     elif cause.level is Level.HINT and not explanation.only_a_warning:
-        confidence = "The log shows that the job failed, but of its lines only this warning can explain it."
+        confidence = (
+            "The log shows that the job failed, but of its lines only this warning can explain it."
+            if explanation.consequences
+            else "These are the words of an error; that it ended the program, the log does not show."
+        )
     else:
         confidence = _CERTAINTY[cause.level, known.sure]
     return known.cause, known.advice, confidence
@@ -126,8 +131,15 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
     )
     if kind is not None:
         return f"{kind.says}{stage}", kind.advice, confidence
-    says = f"This exception is none of the {len(known_errors().errors)} known errors; its text says what happened.{stage}"
-    return says, "open the named line; does it happen with one process too?", confidence
+    says = f"This exception is none of the {len(known_errors().errors)} known errors; its text says what happened."
+    advice = "open the named line; does it happen with one process too?"
+    if package := package_of(cause.innermost):
+        says = f"{package} does not accept what the program does, and the text is its explanation."
+        advice = f"do what the text says; else compare the version of {package} with the one that the program was written for"
+    elif cause.source.startswith("raise "):
+        says = "The program itself raises this error, with its own explanation."
+        advice = "read the condition above the named line, and what the program's documentation says about it"
+    return f"{says}{stage}", advice, confidence
 
 
 def _without_cause(explanation: Explanation) -> Diagnosis:

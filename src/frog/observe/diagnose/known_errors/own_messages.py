@@ -18,7 +18,7 @@ _FORMS = tuple(
         r"^ *what\(\): +(?P<what>\S.{4,})|^(?:[\w./-]{1,80}: )?(?:FATAL|fatal|Fatal)(?: error)?: (?P<fatal>\S.{3,})"
         r"|\b(?P<check>(?:CHECK|Check|PADDLE_ENFORCE\w*) failed: .{3,})|^panic: (?P<panic>.{3,})"
         r"|panicked at (?P<panicked>.{3,})|\bsymbol lookup error: (?P<symbol>.{3,})"
-        r"|(?P<asserted>\S{1,200}:\d+: .{1,200}: Assertion [`'\"].{1,300}failed)",
+        r"|(?P<asserted>\S{1,200}:\d+: .{1,800}: Assertion [`'\"].{1,300}failed)",
         # a tool or the program's own parser refuses to go on
         r"^(?P<tool>(?:\S{0,200}/)?[\w.+-]{1,60}: (?:\S{1,60}: )?(?:[Ee]rror|ERROR): \S.{3,})"
         r"|(?P<hydra>Could not override '.{1,200}|Error locating target .{1,200}|Error in call to target .{1,200})"
