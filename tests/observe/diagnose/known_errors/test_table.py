@@ -187,10 +187,21 @@ def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
     shown = [thread["first"] for thread in measured if thread["expected"] != ["none"]]
     page = " ".join((DOCS / "observe" / "your-program.md").read_text().split())
     assert {thread["first"] for thread in threads} == set(VERDICTS)
-    later = [Counter(thread["first"] for thread in threads if thread["round"] == number) for number in (6, 7, 8, 9)]
+    by_round = {number: [thread for thread in threads if thread["round"] == number] for number in range(6, 13)}
+    later = [Counter(thread["first"] for thread in by_round[number]) for number in by_round]
+    before, since = later[:4], later[4:]
+    new = [thread for number in (10, 11, 12) for thread in by_round[number]]
+    assert len({thread["repository"] for thread in new}) == len(new)
+    others = {thread["repository"] for thread in threads if thread not in new}
+    assert not {thread["repository"] for thread in new} & (others | seen | set(unseen["read"]))
+    causes = [thread["first"] for thread in new if thread["expected"] != ["none"]]
     for text in (
         *(f"| {each.total()} | " + " | ".join(str(each[verdict]) for verdict in VERDICTS) + " |" for each in later),
-        f"So {sum(each['right'] for each in later)} of {sum(each.total() for each in later)} were right at once",
+        f"{sum(each['right'] for each in before)} of {sum(each.total() for each in before)} before ({_share(before)})",
+        f"{sum(each['right'] for each in since)} of {len(new)} since ({_share(since)})",
+        f"{len(new) - len(causes)} of the {len(new)} end before the cause; "
+        f"of the {len(causes)} excerpts that show a cause, {causes.count('right')} were right "
+        f"({_percent(causes.count('right'), len(causes))})",
         f"Measured on {len(measured)} excerpts",
         f"{verdicts['right']} answers were right ({_percent(verdicts['right'], len(measured))})",
         f"{verdicts['no answer']} gave no answer ({_percent(verdicts['no answer'], len(measured))})",
@@ -200,6 +211,10 @@ def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
         f"those of {sum(thread['round'] < 5 for thread in threads)} excerpts of four earlier rounds",
     ):
         assert text in page
+
+
+def _share(rounds: list[Counter[str]]) -> str:
+    return _percent(sum(each["right"] for each in rounds), sum(each.total() for each in rounds))
 
 
 def _percent(part: int, whole: int) -> str:

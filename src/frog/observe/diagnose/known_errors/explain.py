@@ -8,7 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from frog.observe.diagnose.known_errors.kinds import Meaning, meaning_of, stage_of
+from frog.observe.diagnose.known_errors.findings import (
+    BY_HAND,
+    FATAL,
+    HANGS,
+    OWN,
+    first_cause,
+    in_time,
+    is_answer,
+    rival_of,
+)
+from frog.observe.diagnose.known_errors.findings import (
+    Finding as Finding,  # the rules of a run use it too
+)
+from frog.observe.diagnose.known_errors.kinds import stage_of
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
 from frog.observe.diagnose.known_errors.own_messages import OwnMessages
 from frog.observe.diagnose.known_errors.progress import Progress
@@ -47,15 +60,13 @@ _EXCEPTION = re.compile(r"(?:[a-z_]\w{0,40}\.){1,8}[A-Z]\w{2,80}: ")
 """The full name of a class at the beginning of a line, as where a traceback ends."""
 _SIGNAL_HANDLER = re.compile(r"sig\w{0,20}_handler|handle_sig")
 """A function that runs because the process is ended from outside: what fails in it only follows."""
+_NOT_THE_ERROR = re.compile(
+    r"not the (?:actual|real|root|original) (?:error|cause)|look (?:further )?(?:up|above)"
+    r"|see (?:the )?(?:error|message|traceback)s? above",
+    re.IGNORECASE,
+)
+"""An exception says that another one, earlier in the log, is the error."""
 _TIME_OUT = re.compile(r"Timeout(?:Error|Expired|Exception)?$|TimedOut")
-_HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
-_DEATHS = ("killed", "ray-worker-died", "bus-error", "segmentation-fault", "floating-point-exception")
-"""Ids of symptoms that a process ended by itself, which explain that others lost the connection to it."""
-_ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
-"""Ids of ends from outside, which also befall a job that hangs."""
-_BY_HAND = "cancelled"
-_AFTER_CANCEL = ("host-out-of-memory", "loader-worker-killed", "killed", "out-of-memory")
-"""Ids of ends that Slurm also reports of the processes of a job that a user stopped."""
 _MANY = 10
 """Number of equal warnings after which they explain why a user stopped the job."""
 _SUMMARY = "launcher-summary"
@@ -70,7 +81,6 @@ _TOOL = re.compile(
     r"|unzip|ffmpeg|hostname|scontrol|sbatch|salloc|qsub|bsub|kubectl|docker|pip|conda|gcloud|aws)\b"
 )
 """A tool that a program calls for itself: its failure is the program's own, not that of a process of the job."""
-FATAL, OWN = "fatal error", "the program's own message"
 _FATAL = re.compile(
     r"^(?:\[?F\d{4}\d{0,4} \d\d:\d\d:\d\d\.\d{1,9} {1,8}(?:\d{1,9} )?|C \d{1,9} \d{1,9}\] (?:\(\w{1,40}\) )?"
     r"|F (?=\S{1,200}\.\w{1,4}:\d))"
@@ -90,44 +100,6 @@ _IN_QUOTES = re.compile(
 """An exception in quotation marks, as a sentence names it."""
 _OTHER_FAILURES = re.compile(r"^\s*Failures:\s*$")
 _FAILED_AT = re.compile(r"^\s*time\s*: \d{4}-(\d\d-\d\d)_(\d\d:\d\d:\d\d)$")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A line of the log, or a traceback, that the table knows; or an exception that it does not."""
-
-    line: LogLine
-    known: KnownError | None
-    level: Level
-    rank: int | None
-    text: str
-    exception: str | None = None
-    """The class of the exception, if it is the end of a traceback."""
-    frame: Frame | None = None
-    """The user's innermost line."""
-    is_remark: bool = False
-    """True if the program itself does not take the line for an error."""
-    moment: str | None = None
-    """The last time of day in the file up to this line."""
-    source: str = ""
-    """The source line of `frame`, if the log has it."""
-    innermost: str = ""
-    """The frame that raised, as "file in function"."""
-    stage: str = ""
-    """What the program did when it raised, as a clause."""
-
-    @property
-    def meaning(self) -> Meaning | None:
-        """What it means by its kind, if the table does not know it."""
-        if self.known is not None or self.exception is None:
-            return None
-        own = self.exception in (FATAL, OWN)
-        message = self.text if own else self.text.partition(": ")[2]
-        return meaning_of("" if own else self.exception, message, f"{self.source}\n{self.innermost}")
-
-    @property
-    def id(self) -> str:
-        return self.known.id if self.known else "exception"
 
 
 @dataclass
@@ -418,7 +390,7 @@ class LogReader:
             self._end(traceback)
         findings = [*_without_wrappers(finding for finding in self.findings if self._is_often_enough(finding))]
         failed = bool(self.consequences) or self.cut
-        cause = first_cause([finding for finding in _in_time(findings) if _is_answer(finding, failed)], findings)
+        cause = first_cause([finding for finding in in_time(findings) if is_answer(finding, failed)], findings)
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
         cause = cause or self._in_prose(findings)
         if cause is None or cause.level is Level.HINT:
@@ -447,7 +419,7 @@ class LogReader:
             "\n".join(self.beginning) if cause is None and not failed and self._is_short_text() else "",
             suspects[0] if len(suspects) == 1 else None,
             self.watchdog.abridged,
-            _rival(cause, findings),
+            rival_of(cause, findings),
         )
 
     def _is_short_text(self) -> bool:
@@ -460,7 +432,7 @@ class LogReader:
 
     def _behind_the_end(self, cause: Finding | None, findings: Sequence[Finding]) -> Finding | None:
         """Return the warning that a log repeats until a user stopped the job."""
-        if cause is None or cause.id not in (_BY_HAND, "slurm-time-limit"):
+        if cause is None or cause.id not in (BY_HAND, "slurm-time-limit"):
             return None
         often = (
             finding
@@ -505,7 +477,7 @@ class LogReader:
         if cause is None or cause.level is not Level.SYMPTOM:
             return []
         details = self.watchdog.sentences()
-        if cause.id in _HANGS and not details and self.progress.silence_s:
+        if cause.id in HANGS and not details and self.progress.silence_s:
             minutes = round(self.progress.silence_s / 60)
             details = [
                 f"The last progress in the log came {minutes} minutes before the abort: NCCL's watchdog aborts the "
@@ -570,87 +542,6 @@ def _level_of_unknown(traceback: Traceback) -> Level:
         return Level.CONSEQUENCE
     bare = not traceback.frames and not traceback.before
     shows_only_that = bare or traceback.wraps_another or _TIME_OUT.search(traceback.name)
+    if _NOT_THE_ERROR.search(traceback.text):
+        return Level.HINT
     return Level.SYMPTOM if shows_only_that else Level.CAUSE
-
-
-def _in_time(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Turn into symptoms what cannot be why the ranks of an earlier hang waited, or why a user stopped the job.
-
-    These are ends that follow from a hang, and exceptions that the table does not know; but an exception of a rank
-    that did not time out itself keeps its level, because its lines may have been written late.
-    """
-    timed_out: dict[str, set[int | None]] = {}
-    stopped: set[str] = set()
-    for finding in findings:
-        ranks = timed_out.setdefault(finding.line.file, set())
-        unknown = finding.known is None and (finding.rank is None or finding.rank in ranks)
-        follows = bool(ranks) and (unknown or finding.id in _ENDS)
-        if follows or (finding.line.file in stopped and finding.id in _AFTER_CANCEL):
-            yield replace(finding, level=max(finding.level, Level.SYMPTOM))
-            continue
-        if finding.id in _HANGS:
-            ranks.add(finding.rank)
-        if finding.id == _BY_HAND:
-            stopped.add(finding.line.file)
-        yield finding
-
-
-def first_cause(findings: Sequence[Finding], shown: Sequence[Finding]) -> Finding | None:
-    """Return the first finding of the lowest level, or a warning that explains it.
-
-    shown: all findings, also those that are no answer by themselves.
-    """
-    level = min((finding.level for finding in findings), default=None)
-    candidates = [finding for finding in findings if finding.level is level]
-    first = _first(candidates)
-    if level is Level.CAUSE and first and first.known and first.known.yields:
-        earlier = [*_until(first, shown)]
-        death = _first([finding for finding in earlier if finding.id in _DEATHS and finding.level is Level.SYMPTOM])
-        first = _first([finding for finding in candidates if _ends_a_rank(finding)]) or death or first
-    asides = [finding for finding in shown if finding.level is Level.ASIDE]
-    warnings = [
-        finding for finding in (*findings, *asides) if first and finding.known and first.id in finding.known.explains
-    ]
-    warning = _first(warnings)
-    if first is None or warning is None or warning.level is not Level.ASIDE:
-        return warning or first
-    return replace(warning, level=first.level)
-
-
-def _until(last: Finding, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Return the findings of the same file that come before one."""
-    return (each for each in findings if each.line.file == last.line.file and each.line.number < last.line.number)
-
-
-def _rival(cause: Finding | None, findings: Sequence[Finding]) -> Finding | None:
-    """Return a known cause of another kind, of another rank or process, that does not follow from the first one."""
-    if cause is None or cause.known is None or cause.level is not Level.CAUSE:
-        return None
-    others = (each for each in findings if each.level is Level.CAUSE and each.id != cause.id and _ends_a_rank(each))
-    return next((each for each in others if each.known is not None and _may_be_first(cause, each)), None)
-
-
-def _may_be_first(cause: Finding, other: Finding) -> bool:
-    """True for the errors of two streams whose order in the text says little about their order in time."""
-    if cause.moment is not None and other.moment is not None and cause.moment != other.moment:
-        return False
-    return cause.rank != other.rank or cause.line.file != other.line.file
-
-
-def _ends_a_rank(finding: Finding) -> bool:
-    """True for a known cause that can be why other ranks lost this one."""
-    return finding.known is not None and not finding.known.yields and finding.id not in _ENDS
-
-
-def _is_answer(finding: Finding, failed: bool) -> bool:
-    """False for words shown only with an answer, and for a remark that matters only in the log of a job that failed."""
-    if finding.level is Level.ASIDE or failed or not finding.is_remark:
-        return finding.level is not Level.ASIDE
-    return finding.known is not None and (finding.known.level is Level.HINT or bool(finding.known.explains))
-
-
-def _first(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding: by time if they are in several files with times, else by line."""
-    if len({finding.line.file for finding in findings}) > 1 and all(finding.moment for finding in findings):
-        return min(findings, key=lambda finding: finding.moment or "")
-    return findings[0] if findings else None

@@ -99,10 +99,12 @@ _STAGES = tuple(
     (stage, re.compile(pattern))
     for stage, pattern in (
         ("while a sample or batch of the data was prepared",
-         r"torch/utils/data/_utils/(?:worker|fetch|collate)\.py|datasets?/arrow_dataset\.py| in (?:__getitem__|collate\w*)$"),
+         r"torch/utils/data/_utils/(?:worker|fetch|collate)\.py|datasets?/arrow_dataset\.py"
+         r"| in (?:__getitem__|collate\w*)$"),
         ("while the configuration or command line was read",
          r"/(?:argparse|jsonargparse|simple_parsing|fire|click|typer|tyro|draccus|pydantic\w*|omegaconf|yaml)(?:/|\.py)"
-         r"|hydra/(?:plugins|_internal/(?:config_loader|instantiate|grammar))| in (?:parse_args\w*|parse_args_into_dataclasses)$"),
+         r"|hydra/(?:plugins|_internal/(?:config_loader|instantiate|grammar))"
+         r"| in (?:parse_args\w*|parse_args_into_dataclasses)$"),
         ("while a checkpoint or model was loaded",
          r" in (?:load_state_dict|from_pretrained|load_checkpoint|load_model\w*|resume\w*|torch_load|load_weights)$"
          r"|torch/serialization\.py in _?load"),

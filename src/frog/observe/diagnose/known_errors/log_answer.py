@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
-from frog.observe.diagnose.known_errors.explain import FATAL, OWN, Explanation, Finding
+from frog.observe.diagnose.known_errors.explain import Explanation
+from frog.observe.diagnose.known_errors.findings import FATAL, OWN, Finding
 from frog.observe.diagnose.known_errors.kinds import package_of
 from frog.observe.diagnose.known_errors.questions import PAGE, asked, question_answer
 from frog.observe.diagnose.known_errors.table import known_errors
@@ -78,7 +79,7 @@ def _raised_at(finding: Finding) -> list[str]:
     """Name the user's line, and what it says."""
     if finding.frame is None:
         return []
-    return [f"raised at {finding.frame}", *([f"    {finding.source[:_MOST_TEXT // 4]}"] if finding.source else [])]
+    return [f"raised at {finding.frame}", *([f"    {finding.source[: _MOST_TEXT // 4]}"] if finding.source else [])]
 
 
 def _who(explanation: Explanation) -> str:
@@ -118,8 +119,9 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
         confidence = "The process ended here. Whether the end of another one led to it, the log does not show."
         return (f"{says}\n{kind.says}", kind.advice, confidence) if kind else (says, advice, confidence)
     if cause.exception == OWN:
-        says, advice = "No known error matches; this is how the program itself, or a tool that it uses, reports its failure.", (
-            "look at the lines around it"
+        says, advice = (
+            "No known error matches; this is how the program itself, or a tool that it uses, reports its failure.",
+            ("look at the lines around it"),
         )
         confidence = "It is what the log says about the failure; the cause may be elsewhere."
         return (kind.says, kind.advice, confidence) if kind else (says, advice, confidence)
@@ -127,7 +129,8 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
     confidence = (
         "It is the first exception in the log that does not follow from another rank's failure."
         if cause.level is Level.CAUSE
-        else "It may not be what ended the job: it is a time-out, or the log does not show where it was raised."
+        else "It may not be what ended the job: it is a time-out, it points to another error, or the log does not show "
+        "where it was raised."
     )
     if kind is not None:
         return f"{kind.says}{stage}", kind.advice, confidence
@@ -135,7 +138,7 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
     advice = "open the named line; does it happen with one process too?"
     if package := package_of(cause.innermost):
         says = f"{package} does not accept what the program does, and the text is its explanation."
-        advice = f"do what the text says; else compare the version of {package} with the one that the program was written for"
+        advice = f"do what the text says; else install the version of {package} that the program was written for"
     elif cause.source.startswith("raise "):
         says = "The program itself raises this error, with its own explanation."
         advice = "read the condition above the named line, and what the program's documentation says about it"
@@ -171,9 +174,10 @@ def _without_cause(explanation: Explanation) -> Diagnosis:
         lines.append(f"The launcher names rank {explanation.reported_rank} as the first that failed.")
     lines += _local_rank(explanation)
     if first is not None:
+        rank = "" if first.rank is None else f", rank {first.rank}"
+        stage = f", {first.stage}" if first.stage else ""
         lines += [
-            f"The first traceback, line {first.line.number}{'' if first.rank is None else f', rank {first.rank}'}: {first.text.splitlines()[0][:_MOST_TEXT]}"
-            f"{f', {first.stage}' if first.stage else ''}",
+            f"The first traceback, line {first.line.number}{rank}: {first.text.splitlines()[0][:_MOST_TEXT]}{stage}",
             *_raised_at(first),
         ]
     if explanation.unknown:

@@ -23,6 +23,7 @@ _FORMS = tuple(
         r"^(?P<tool>(?:\S{0,200}/)?[\w.+-]{1,60}: (?:\S{1,60}: )?(?:[Ee]rror|ERROR): \S.{3,})"
         r"|(?P<hydra>Could not override '.{1,200}|Error locating target .{1,200}|Error in call to target .{1,200})"
         r"|^(?:Exception in thread \".{1,100}\"|Caused by:) (?P<java>[\w.$]{3,200}(?:Error|Exception)\b.{0,500})"
+        r"|^\W{0,4}Exception in [a-z][\w ]{1,60}: (?P<thread>\S.{7,})"
         r"|^\W{0,4}(?P<said>(?:[Ee]rror|ERROR)(?: \w{1,20})?: \S.{3,})",
         # a status of a framework, or a record that a library takes for an error
         r"(?P<status>\b(?:INVALID_ARGUMENT|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|UNAVAILABLE|FAILED_PRECONDITION|INTERNAL"
@@ -34,7 +35,10 @@ _FORMS = tuple(
 )
 """Forms of messages, the strongest first."""
 _MOST, _MOST_TEXT = 5, 600
-_OF_ANOTHER = re.compile(r"^srun: error: \S{1,200}: tasks? |error: \*\*\* (?:STEP|JOB)|\[ERROR\] \[launch|exitcode")
+_OF_ANOTHER = re.compile(
+    r"^srun: error: \S{1,200}: tasks? |error: \*\*\* (?:STEP|JOB)|\[ERROR\] \[launch|exitcode"
+    r"|no error file defined|torch[./]distributed[./](?:elastic|launch|run)"
+)
 """A scheduler's or launcher's word about a process of the job, which is no message of its own."""
 
 
@@ -78,5 +82,6 @@ class OwnMessages:
 
 
 _MAY_BE = re.compile(
-    r"what\(\)|[Ff]atal|FATAL|[Cc]heck failed|CHECK failed|panic|Assertion|Caused by|override|[A-Z]{6}: |CRITICAL|SEVERE|^\[?E"
+    r"what\(\)|Exception in |[Ff]atal|FATAL|[Cc]heck failed|CHECK failed|panic|Assertion"
+    r"|Caused by|override|[A-Z]{6}: |CRITICAL|SEVERE|^\[?E"
 )

@@ -1,0 +1,278 @@
+"""What an error means that no known error matches: by its kind, by the source line, by what the program did.
+
+The messages have the form of the libraries that write them; names, numbers and paths are invented.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import time
+
+import pytest
+
+from frog.observe.diagnose.find import diagnose_paths
+from frog.observe.diagnose.known_errors.explain import Explanation, explain_log
+from frog.observe.diagnose.known_errors.kinds import kinds, meaning_of
+from frog.observe.diagnose.known_errors.log_answer import log_answer, log_text
+from frog.observe.diagnose.known_errors.table import known_errors
+from frog.observe.diagnose.known_errors.table.known import Level
+
+LIB = "/opt/env/lib/python3.12/site-packages"
+BEGIN = "Traceback (most recent call last):\n"
+
+
+def frame(file: str, function: str, code: str = "", line: int = 7) -> str:
+    return f'  File "{file}", line {line}, in {function}\n' + (f"    {code}\n" if code else "")
+
+
+def raised(exception: str, *frames: str) -> str:
+    return BEGIN + "".join(frames or (frame("/home/me/train.py", "main", "step(batch)"),)) + f"{exception}\n"
+
+
+def explain(text: str) -> Explanation:
+    return explain_log(text.splitlines(keepends=True))
+
+
+def kind_of(text: str) -> str | None:
+    cause = explain(text).cause
+    assert cause is not None
+    return cause.meaning.id if cause.meaning else None
+
+
+def test_each_kind_is_complete_and_its_sentences_can_be_filled_in() -> None:
+    assert len({kind.id for kind in kinds()} | {error.id for error in known_errors().errors}) == (
+        len(kinds()) + len(known_errors().errors)
+    )
+    for kind in kinds():
+        names = {name for text in (kind.says, kind.advice) for _, name, _, _ in string.Formatter().parse(text) if name}
+        assert names <= {*re.compile(kind.text).groupindex, "message"}, kind.id
+        assert kind.says.endswith("."), kind.id
+        assert not kind.advice.endswith("."), kind.id
+        assert re.compile(kind.code).groups == 0, kind.id
+        assert kind.exceptions or kind.text, kind.id
+
+
+@pytest.mark.parametrize(
+    ("exception", "kind", "says"),
+    [
+        ("AttributeError: 'DataParallel' object has no attribute 'encode'", "wrapped-model", "encode"),
+        ("AttributeError: 'GPT' object has no attribute 'module'", "not-a-wrapped-model", "GPT"),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", "value-is-none", "None"),
+        ("AttributeError: 'TrainConfig' object has no attribute 'warmup'", "setting-missing", "warmup"),
+        ("AttributeError: module 'torch.nn' has no attribute 'Frob'", "module-lacks-name", "Frob"),
+        ("omegaconf.errors.ConfigAttributeError: Key 'x' is not in struct", "override-of-unknown-key", "x"),
+        ("ValueError: operands could not be broadcast together with shapes (4,) (8,)", "tensor-shapes", ""),
+        ("TypeError: Net.forward() takes 2 positional arguments but 3 were given", "arguments-differ", ""),
+        ("TypeError: 'Net' object is not iterable", "not-a-sequence", "Net"),
+        ("AssertionError: batch size 6 must be divisible by 4", "not-divisible", ""),
+        ("IndexError: index 90 is out of bounds for dimension 0 with size 80", "index-outside", "80"),
+        (
+            "ValueError: The truth value of an array with more than one element is ambiguous",
+            "array-as-condition",
+            "array",
+        ),
+        ("AssertionError", "check-of-the-program", ""),
+        ("RecursionError: maximum recursion depth exceeded", "recursion", ""),
+        ("NotImplementedError", "not-written", ""),
+    ],
+)
+def test_kind_follows_from_class_and_message_and_names_its_object(exception: str, kind: str, says: str) -> None:
+    cause = explain(raised(exception)).cause
+    assert cause is not None
+    assert cause.meaning is not None
+    assert (cause.id, cause.meaning.id) == ("exception", kind)
+    assert says in cause.meaning.says
+
+
+def test_source_line_decides_where_the_message_is_empty() -> None:
+    ended = frame("/home/me/net.py", "forward", "kind = next(self.parameters()).dtype")
+    assert kind_of(raised("StopIteration", ended)) == "replica-without-parameters"
+    assert (
+        kind_of(raised("StopIteration", frame("/home/me/net.py", "main", "batch = next(batches)"))) == "iterator-ended"
+    )
+
+
+def test_answer_shows_line_source_kind_and_stage() -> None:
+    text = log_text("job.log", explain(raised(
+        "KeyError: 'labels'",
+        frame(f"{LIB}/torch/utils/data/_utils/fetch.py", "fetch", "data = self.dataset[index]"),
+        frame("/home/me/data.py", "__getitem__", "return row['labels']", 31),
+    )))  # fmt: skip
+    for part in (
+        "KeyError (batch-lacks-field)",
+        "raised at /home/me/data.py:31 in __getitem__",
+        "return row['labels']",
+    ):
+        assert part in text
+    assert "It was raised while a sample or batch of the data was prepared." in text
+
+
+@pytest.mark.parametrize(
+    ("frames", "stage"),
+    [
+        ([frame("/home/me/t.py", "main"), frame(f"{LIB}/torch/serialization.py", "_load")], "was loaded"),
+        ([frame("/home/me/t.py", "<module>", "import flash_attn")], "modules were imported"),
+        ([frame("/home/me/t.py", "main"), frame(f"{LIB}/torch/autograd/graph.py", "_engine_run_backward")], "backward"),
+        ([frame("/home/me/t.py", "forward", "return self.head(x)")], "forward"),
+        ([frame("/home/me/t.py", "main", "run()")], ""),
+    ],
+)
+def test_stage_follows_from_the_frames(frames: list[str], stage: str) -> None:
+    cause = explain(raised("ValueError: of no kind", *frames)).cause
+    assert cause is not None
+    assert stage in cause.stage
+    assert bool(cause.stage) == bool(stage)
+
+
+@pytest.mark.parametrize(
+    ("innermost", "says"),
+    [
+        (frame(f"{LIB}/peft/tuners.py", "inject", "raise ValueError(text)"), "peft does not accept"),
+        (frame("/home/me/train.py", "check", 'raise ValueError("odd")'), "The program itself raises"),
+        (frame("/home/me/train.py", "check", "check(7)"), "none of the"),
+    ],
+)
+def test_exception_of_no_kind_names_who_raised_it(innermost: str, says: str) -> None:
+    text = raised("ValueError: frobs are odd", frame("/home/me/train.py", "main", "go()", 3), innermost)
+    assert says in log_text("job.log", explain(text))
+
+
+@pytest.mark.parametrize(
+    ("files", "users"),
+    [
+        (["/home/me/train.py", f"{LIB}/torch/nn/modules/module.py", "/opt/env/lib/python3.12/json/decoder.py"], 0),
+        ([f"{LIB}/trl/cli.py", "/opt/env/lib/python3.12/json/decoder.py"], 0),
+        (["/home/me/train.py", "mtrand.pyx"], 0),
+        (["D:\\me\\train.py", "C:\\Users\\me\\Lib\\json.py", "/opt/env/bin/torchrun"], 0),
+    ],
+)
+def test_users_line_is_the_innermost_of_their_own_else_of_a_package(files: list[str], users: int) -> None:
+    cause = explain(raised("ValueError: odd", *(frame(file, "f") for file in files))).cause
+    assert cause is not None
+    assert cause.frame is not None
+    assert cause.frame.file == files[users]
+
+
+def test_cut_traceback_names_the_users_line_and_rank() -> None:
+    inside = frame(f"{LIB}/torch/nn/modules/module.py", "_call_impl")
+    lines = (BEGIN + frame("/home/me/train.py", "main", "model(x)", 41) + inside).splitlines()
+    text = "".join(f"[rank3]: {line}\n" for line in lines)
+    answer = log_answer("job.log", explain(text))
+    shown = "\n".join(answer.evidence)
+    assert (answer.fault, answer.rank, answer.certain) == ("unknown", 3, False)
+    for part in ("line 1, rank 3", "raised at /home/me/train.py:41 in main", "    model(x)", "forward pass"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("code", "exception"),
+    [
+        ("assert x.shape[0] == n, x.shape", "AssertionError"),
+        ("raise data.BadShard(path)", None),
+        ("raise ValueError(", "ValueError"),
+    ],
+)
+def test_last_source_line_of_a_cut_traceback_may_say_what_was_raised(code: str, exception: str | None) -> None:
+    found = explain(BEGIN + frame("/home/me/train.py", "main", code))
+    assert (found.cause.exception if found.cause else None) == exception
+    if found.cause is not None:
+        assert found.cause.level is Level.SYMPTOM
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "line"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid partition", "job-refused", 1),
+        ("step 1\nCould not override 'trainer.frob'.\nKey 'frob' is not in struct\n", "override-of-unknown-key", 2),
+        ("step 1\nF0304 10:00:00.123456 17 mesh.cc:91] Check failed: size == 8 (6 vs. 8)\nframes follow\n",
+         "check-in-native-code", 2),
+        ("ERROR: 3 shards are odd\nterminate called after throwing\n  what():  the frob of rank 2 is gone\n", None, 3),
+        ('Exception in thread "main" org.spark.FrobException: stage 3 was lost\n', None, 1),
+        ("INVALID_ARGUMENT: mesh of 8 devices, but 6 are there\n", "status-invalid-argument", 1),
+        ("Exception in background worker 2: frobs are odd\nRuntimeError: not the actual error\n", None, 1),
+    ],
+)  # fmt: skip
+def test_own_message_of_a_program_is_a_symptom(text: str, kind: str | None, line: int) -> None:
+    cause = explain(text).cause
+    assert cause is not None
+    assert (cause.level, cause.line.number) == (Level.SYMPTOM, line)
+    assert (cause.meaning.id if cause.meaning else None) == kind
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: node7: task 3: Exited with exit code 1",
+        "slurmstepd: error: *** STEP 17.0 ON node7 CANCELLED AT 2026-03-04T10:00:00 ***",
+        "E0304 10:00:00.123000 17 torch/distributed/elastic/error_handler.py:136] no error file defined for parent",
+        "step 3 errors 0 error rate 0.1",
+        "loss 0.3 | ERROR_RATE 0.2",
+    ],
+)
+def test_word_of_a_launcher_or_a_number_is_no_own_message(line: str) -> None:
+    cause = explain(line + "\n").cause
+    assert cause is None or cause.known is not None
+
+
+def test_record_of_an_abort_has_its_further_lines_but_no_others() -> None:
+    record = "F0304 10:00:00.123456 17 mesh.cc:91] the mesh is odd\n"
+    cause = explain(f"{record}reason: 6 of 8 devices\n" + "E0304 10:00:01.1 17 other.cc:3] of another\n").cause
+    assert cause is not None
+    assert cause.text == "the mesh is odd\nreason: 6 of 8 devices"
+
+
+def test_better_explanation_precedes_an_own_message() -> None:
+    cause = explain("ERROR: frobs are odd\n" + raised("ValueError: odd")).cause
+    assert cause is not None
+    assert cause.exception == "ValueError"
+
+
+@pytest.mark.parametrize(
+    "value", ["loss: nan", "train/loss=inf", "loss is tensor(nan, device='cuda:0')", "loss = -inf"]
+)
+def test_loss_that_is_no_number_is_a_hint(value: str) -> None:
+    found = explain(f"step 10 loss 2.1\nstep 20 {value}\n")
+    assert found.cause is not None
+    assert (found.cause.id, found.cause.level) == ("loss-nan", Level.HINT)
+    assert explain("step 20 loss 2.1 info 3\nno nan in loss\n").cause is None
+
+
+def test_local_rank_of_the_launcher_is_named_and_is_no_rank() -> None:
+    failed = "ERROR:torch.distributed.elastic: failed (exitcode: 1) local_rank: 5 (pid: 71) of binary: python\n"
+    for text in (failed, raised("ValueError: odd") + failed):
+        answer = log_answer("job.log", explain(text))
+        assert answer.rank is None
+        assert "local rank 5" in "\n".join(answer.evidence)
+
+
+def test_tasks_of_a_dead_worker_of_dask_name_a_symptom() -> None:
+    cause = explain(
+        "distributed.scheduler.KilledWorker: Attempted to run task 'load-3' on 4 different workers, but all those "
+        "workers died while running it.\n"
+    ).cause
+    assert cause is not None
+    assert cause.id == "dask-worker-lost"
+
+
+def test_rules_of_runs_add_what_the_exception_means(tmp_path_factory: pytest.TempPathFactory) -> None:
+    log = tmp_path_factory.mktemp("run") / "job.log"
+    text = raised("AttributeError: 'DataParallel' object has no attribute 'encode'")
+    log.write_text("".join(f"[rank1]: {line}\n" for line in text.splitlines()))
+    found = diagnose_paths([str(log)]).diagnosis
+    assert (found.fault, found.rank) == ("raise", 1)
+    assert "wraps the model" in found.meaning
+    assert "model.module.encode" in found.advice
+
+
+def test_hostile_lines_cost_little() -> None:
+    """A line costs at most milliseconds of processor time, whatever it repeats."""
+    starts = ("Exception: ", "ERROR: ", "E0304 10:00:00 ", "(", "shape ", "a/" * 9, "what():  ", "not ")
+    units = ("shape ", "a", " ", "mismatch ", "x: ", "Assertion `", "(1, ", "INTERNAL", "/:1: ")
+    lines = [start + unit * (60_000 // len(unit)) + "\n" for start in starts for unit in units]
+    began = time.process_time()
+    for line in lines:
+        explain_log([line] * 2)
+        meaning_of("RuntimeError", line, line[:1000])
+    took_s = time.process_time() - began
+    assert took_s < 0.1 * len(lines)
