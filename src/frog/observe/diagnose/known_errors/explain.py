@@ -280,11 +280,11 @@ class LogReader:
             frame = Frame(fatal["file"], int(fatal["line"]), "")
             message = fatal["message"].strip()
             self._add(Finding(line, None, Level.SYMPTOM, line.named_rank, message, FATAL, frame))
-        elif "oss" in line.text and _LOSS.search(line.text):
+        elif _has_lost_loss(line.text):
             self._add(Finding(line, self._known("loss-nan"), Level.HINT, line.named_rank, line.text.strip()))
         else:
             self.quoted = self.quoted or _quoted_exception(line)
-            if not (_REMARK.search(line.text) or _WARNING.search(line.text) or _QUOTED_CODE.match(line.text)):
+            if self.own.may_be(line.text) and not _is_remark(line.text) and not _QUOTED_CODE.match(line.text):
                 self.own.read(line)
             if _LOOKS_LIKE_ERROR.search(line.text):
                 self.unknown = [*self.unknown[-4:], line]
@@ -496,6 +496,17 @@ class LogReader:
         same = [other for other in self.findings if other.id == cause.id and other.line.file == cause.line.file]
         tasks = {other.rank for other in same if _names_task(other) and other.rank is not None}
         return tasks.pop() if len(tasks) == 1 else None
+
+
+def _is_remark(text: str) -> bool:
+    """True if its program takes a line for no error."""
+    return (_REMARK.search(text) or _WARNING.search(text)) is not None
+
+
+def _has_lost_loss(text: str) -> bool:
+    """True if the loss in a line is no finite number."""
+    lower = text.lower()
+    return "loss" in lower and ("nan" in lower or "inf" in lower) and _LOSS.search(text) is not None
 
 
 def _without_wrappers(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -34,6 +34,12 @@ _FORMS = tuple(
     )
 )
 """Forms of messages, the strongest first."""
+_WORDS = (
+    "rror", "RROR", "what()", "atal: ", "FATAL", "heck failed", "CHECK failed", "PADDLE_ENFORCE", "panic", "Assertion",
+    "Caused by", "Exception in ", "override", "ARGUMENT: ", "HAUSTED: ", "EXCEEDED: ", "AVAILABLE: ", "CONDITION: ",
+    "INTERNAL: ", "MENTED: ", "NOT_FOUND: ", "DENIED: ", "NTICATED: ", "_LOSS: ", "CRITICAL", "SEVERE",
+)  # fmt: skip
+"""One of these is in each line of one of the forms."""
 _MOST, _MOST_TEXT = 5, 600
 _OF_ANOTHER = re.compile(
     r"^srun: error: \S{1,200}: tasks? |error: \*\*\* (?:STEP|JOB)|\[ERROR\] \[launch|exitcode"
@@ -60,11 +66,14 @@ class OwnMessages:
         self.shown: list[Said] = []
         """The first messages of any form."""
 
+    @staticmethod
+    def may_be(text: str) -> bool:
+        """False for a line that has no message of any form, as nearly all have not."""
+        return text.startswith(("E", "[E")) or any(map(text.__contains__, _WORDS))
+
     def read(self, line: LogLine) -> None:
         """Read a line that no known error matches."""
         if _OF_ANOTHER.search(line.text):
-            return
-        if "rror" not in line.text and "RROR" not in line.text and not _MAY_BE.search(line.text):
             return
         for strength, form in enumerate(_FORMS):
             match = form.search(line.text)
@@ -79,9 +88,3 @@ class OwnMessages:
     def best(self) -> Said | None:
         """Return the first message of the strongest form; None if there is none."""
         return next((said for said in self._first if said is not None), None)
-
-
-_MAY_BE = re.compile(
-    r"what\(\)|Exception in |[Ff]atal|FATAL|[Cc]heck failed|CHECK failed|panic|Assertion"
-    r"|Caused by|override|[A-Z]{6}: |CRITICAL|SEVERE|^\[?E"
-)
