@@ -17,6 +17,7 @@ from frog.launch.cells.cell_world import CellResult, RankResult
 from frog.launch.cells.messages import Answer, Call, CellError, TensorFacts
 from frog.launch.cells.values_rank import describe
 from frog.launch.cells.world_commands import _needs_more, _pieces
+from frog.observe.view.palette import RANK_COLORS
 
 # ---- what users type -------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,12 @@ def test_errors_are_named_by_rank_with_the_cells_lines() -> None:
     ranks = [RankResult(0, "done", "", answer(0)), RankResult(1, "failed", "", answer(1, error=error))]
     text = cell_text.as_text(result_of(*ranks))
     assert text.splitlines() == ["rank 1 │ cell 3, line 2", "rank 1 │     f()", "rank 1 │ ValueError: bad"]
+
+
+def test_ranks_have_the_colors_of_reports_in_light_and_dark_notebooks() -> None:
+    assert cell_text.COLORS == RANK_COLORS
+    assert cell_text.color_of(9) == f"var(--frog-rank-1,{RANK_COLORS[1][0]})"
+    assert f"--frog-rank-1:{RANK_COLORS[1][1]}" in cell_text.STYLE.partition("body.vscode-dark .frog-ranks")[2]
 
 
 def test_html_escapes_what_ranks_print() -> None:

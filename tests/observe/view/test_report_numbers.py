@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+from contrast import contrast, rgb
+
+import frog.observe.view
 from frog.observe.view.numbers import format_number, format_percent, format_ranks, format_ratio, together
 
 
@@ -47,3 +52,13 @@ def test_rows_that_read_the_same_are_shown_once() -> None:
 
 def test_ranks_are_written_as_spans() -> None:
     assert [format_ranks(ranks) for ranks in ([3], [2, 0, 1], [0, 2, 3, 7])] == ["3", "0-2", "0, 2-3, 7"]
+
+
+def test_numbers_on_every_heat_of_the_weights_table_reach_a_contrast_of_4_5() -> None:
+    css = (Path(frog.observe.view.__path__[0]) / "assets/report.css").read_text()
+    for scheme in (0, 1):
+        ink, grid, heat = (
+            rgb(re.findall(rf"--{name}: (#\w+);", css)[scheme]) for name in ("ink", "grid", "heat-color")
+        )
+        mixed = [[g + (h - g) * share / 100 for g, h in zip(grid, heat, strict=True)] for share in range(101)]
+        assert min(contrast(ink, ground) for ground in mixed) >= 4.5

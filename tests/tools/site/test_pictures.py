@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contrast import contrast
 from harness import LIMIT_S
 
 from frog.core.config import ModelConfig
@@ -37,6 +38,7 @@ from frog.train.parallel.schedules.schedule import NAMES
 from tools.site.pictures import divided, failing, memories, rings, schedules
 from tools.site.pictures.__main__ import FOLDER
 from tools.site.pictures.catalog import PICTURES, script_of
+from tools.site.pictures.scene import COLORS, text_colors
 
 ROOT = Path(__file__).parents[3]
 SIZES = (2, 3, 4, 5, 8)
@@ -376,3 +378,11 @@ def test_every_lab_has_a_picture_that_moves_and_every_picture_a_place() -> None:
     assert {f"docs/labs/lab{number}.md" for number in range(7)} <= {page for page, _, _ in found}
     assert {Path(target).stem for _, _, target in found} == PICTURES.keys()
     assert [page for page, words, _ in found if len(words) < 40] == [], "the alternative text says what is seen"
+
+
+def test_text_in_a_color_of_ranks_or_phases_can_be_read() -> None:
+    used = {name for path in FOLDER.glob("*.svg") for name in re.findall(r'class="t-(\w+)"', path.read_text())}
+    assert {"r0", "r1", "r2", "r3"} <= used
+    for name in used:
+        for scheme, color in enumerate(text_colors(name)):
+            assert min(contrast(color, COLORS[ground][scheme]) for ground in ("ground", "raised")) >= 4.5, name

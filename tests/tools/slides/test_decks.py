@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contrast import contrast
 from decks import ALL, MINUTES, SESSIONS, SLIDES, Slide, read_deck
 from harness import LIMIT_S
 
@@ -328,17 +329,6 @@ def test_decks_and_figures_use_only_characters_of_embedded_fonts() -> None:
     known = set("\u00d7\u2212\u201c\u201d")  # times, minus, quotation marks
     for path in (*SLIDES.glob("*.md"), *(SLIDES / "figures").glob("*.svg")):
         assert {letter for letter in path.read_text() if not letter.isascii()} <= known, path.name
-
-
-def luminance(color: str) -> float:
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_figure_text_has_enough_contrast_in_both_themes(monkeypatch: pytest.MonkeyPatch) -> None:

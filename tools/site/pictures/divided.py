@@ -59,7 +59,10 @@ def tensor() -> Scene:
                 color,
             )
         )
-        _matrix(scene, x_in, y + 14, INPUT, "grid", (1, 999))
+        for x in (x_hidden, x_term, 372.0):
+            _places(scene, x, y + 14)
+        _matrix(scene, x_in, y + 14, INPUT, "grid", (0, 999))
+        scene.add(scene.rect(x_in - 2, y + 12, 53, 28, "none", "ink", 5), show=(1, 2))
         _matrix(scene, x_first, y, columns, color, (0, 999))
         _matrix(scene, x_hidden, y + 14, hidden, "forward", (2, 999))
         _matrix(scene, x_second, y, rows, color, (0, 999))
@@ -83,6 +86,11 @@ def tensor() -> Scene:
     scene.mark(5, f"{sums}, as with whole matrices. Backward all-reduces x's gradient, too.")
     scene.end(7)
     return scene
+
+
+def _places(scene: Scene, x: float, y: float) -> None:
+    """Draw the outlines of two numbers that are not computed yet."""
+    scene.add("".join(scene.rect(x + 25 * column + 0.5, y + 0.5, 23, 23, "none", "line") for column in (0, 1)))
 
 
 def _matrix(scene: Scene, x: float, y: float, numbers: Matrix, fill: str, show: tuple[float, float]) -> None:

@@ -35,6 +35,7 @@ COLORS: Final[dict[str, tuple[str, str]]] = {
     **PHASE_COLORS,
     **{f"r{rank}": pair for rank, pair in enumerate(RANK_COLORS)},
 }
+_RANKS: Final = frozenset(f"r{rank}" for rank in range(len(RANK_COLORS)))
 TEXT_ON: Final = {
     **dict.fromkeys(("backward", "checkpoint"), "white"),
     **dict.fromkeys(("data", "forward", "reduce", "evaluate"), "dark"),
@@ -87,7 +88,8 @@ class Scene:
         sized = "" if size == TEXT else f' font-size="{size}"'
         weight = ' font-weight="650"' if bold else ""
         place = f'x="{_n(x)}" y="{_n(y)}"{anchor}{sized}{weight}'
-        return f'<text {place} class="f-{color}">{escape(words, quote=False)}</text>'
+        kind = "t" if color in PHASE_COLORS or color in _RANKS else "f"
+        return f'<text {place} class="{kind}-{color}">{escape(words, quote=False)}</text>'
 
     def box(
         self, x: float, y: float, w: float, h: float, words: str, fill: str, edge: str = "", size: int = TEXT
@@ -182,15 +184,15 @@ class Scene:
             rules.append(f".a{number}{{{name}:{_value_at(points, at)};{played}}}")
             moves.append(f"@keyframes k{number}{{{_keyframes(name, points, total)}}}")
         body = "\n".join(self._parts)
-        used = [name for name in COLORS if f"f-{name}" in body or f"s-{name}" in body]
         style = (
             ":root{color-scheme:light dark}text{font:13px Inter,system-ui,sans-serif;font-variant-numeric:tabular-nums}"
         )
-        for name in used:
-            light, dark = COLORS[name]
+        for name, (light, dark) in COLORS.items():
             for kind, property_ in (("f", "fill"), ("s", "stroke")):
                 if f"{kind}-{name}" in body:
                     style += f".{kind}-{name}{{{property_}:light-dark({light},{dark})}}"
+            if f"t-{name}" in body:
+                style += f".t-{name}{{fill:light-dark({','.join(text_colors(name))})}}"
         style += ".f-none{fill:none}.f-ground{fill:light-dark(#f6f6f2,#14171a)}"
         style += "".join(rules + moves)
         style += "@media(prefers-reduced-motion:reduce){svg:not(.played) *{animation:none!important}}"
@@ -203,6 +205,14 @@ class Scene:
             f"<title>{escape(self.title, quote=False)}</title><style>{style}</style>\n"
             f'<rect width="{WIDTH}" height="{_n(height)}" rx="8" class="f-ground"/>\n{body}\n</svg>\n'
         )
+
+
+def text_colors(name: str) -> list[str]:
+    """Return the colors of text in a color of phases or ranks, light and dark: mixed with ink to be readable."""
+    return [
+        "#" + "".join(f"{round(0.6 * int(a[at : at + 2], 16) + 0.4 * int(b[at : at + 2], 16)):02x}" for at in (1, 3, 5))
+        for a, b in zip(COLORS[name], COLORS["ink"], strict=True)
+    ]
 
 
 def wrapped(words: str, columns: int) -> list[str]:

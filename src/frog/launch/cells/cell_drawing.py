@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frog.core.units import format_bytes
-from frog.launch.cells.cell_text import color_of, time_text
+from frog.launch.cells.cell_text import STYLE, color_of, time_text
 from frog.launch.cells.cell_world import CellResult
 from frog.launch.cells.messages import Call
 
@@ -180,10 +180,10 @@ def as_svg(result: CellResult) -> str:
         listed = f'<details style="font-family:system-ui,sans-serif;font-size:13px">{closed}{listed}</details>'
     legend = "pale: waiting for the others; full: the exchange; dashed: never ended"
     return (
-        '<div style="overflow-x:auto;font-family:system-ui,sans-serif;font-size:13px">'
+        f'{STYLE}<div class="frog-ranks"><div style="overflow-x:auto;font-family:system-ui,sans-serif;font-size:13px">'
         f"{''.join(parts)}</svg></div>"
         f'<div style="font-family:system-ui,sans-serif;font-size:13px;opacity:.85">{legend}</div>'
-        f"{listed}"
+        f"{listed}</div>"
     )
 
 
@@ -205,12 +205,12 @@ def _bars(meeting: Meeting, x: Callable[[int], float]) -> list[str]:
         dash = ' stroke-dasharray="4 3"' if meeting.missing else ""
         parts.append(
             f'<rect x="{begins:.1f}" y="{top}" width="{max(1.0, meets - begins):.1f}" height="{_LANE - 14}" '
-            f'fill="{color}" fill-opacity=".28" stroke="{color}"{dash}/>'
+            f'style="fill:{color};stroke:{color}" fill-opacity=".28"{dash}/>'
         )
         if not meeting.missing:
             parts.append(
                 f'<rect x="{meets:.1f}" y="{top}" width="{max(2.0, ends - meets):.1f}" height="{_LANE - 14}" '
-                f'fill="{color}"/>'
+                f'style="fill:{color}"/>'
             )
     entered = [_TOP + _LANE * rank + _LANE / 2 for rank in meeting.calls]
     if len(entered) > 1 and not meeting.missing:

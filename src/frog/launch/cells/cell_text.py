@@ -12,8 +12,24 @@ from frog.launch.cells.cell_world import CellResult, CellWorld, Outputs, RankRes
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Read error|Failed to recv|Broken pipe|Connection refused")
-COLORS = ("#3b76d6", "#c4501b", "#2a8c5a", "#8a53c2", "#b03a6d", "#6b7a12", "#117f99", "#8a6a3a")
-"""A color for each rank, then from the beginning again: readable on light and on dark pages."""
+COLORS = (
+    ("#0072b2", "#4ea8e0"),
+    ("#d55e00", "#f08a45"),
+    ("#009e73", "#3cc39b"),
+    ("#b8559a", "#e08bc0"),
+    ("#a67c00", "#e0b83c"),
+    ("#5b4bb5", "#9f93ee"),
+    ("#4b8f29", "#8bcf62"),
+    ("#8a4b2a", "#c98a65"),
+)
+"""A color for each rank in a light and in a dark notebook, then from the beginning again: those of reports."""
+_DARK = (
+    "[data-jp-theme-light=false]",  # JupyterLab, Notebook
+    "body.vscode-dark",
+    "body.vscode-high-contrast:not(.vscode-high-contrast-light)",
+    "html[theme=dark]",  # Colab
+)
+"""How a dark notebook marks its page. The system's preferred scheme is not that of the notebook."""
 
 
 @dataclass
@@ -160,9 +176,17 @@ def live_text(outputs: Outputs, status: str = "") -> str:
 
 # ---- HTML ------------------------------------------------------------------------------------------------------------
 
-STYLE = """<style>
-.frog-ranks{font-family:var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace);font-size:13px;line-height:1.45;
-margin:2px 0}
+
+def _rank_colors(scheme: int) -> str:
+    return ";".join(f"--frog-rank-{rank}:{pair[scheme]}" for rank, pair in enumerate(COLORS))
+
+
+STYLE = f"""<style>
+.frog-ranks{{{_rank_colors(0)}}}
+{",".join(f"{mark} .frog-ranks" for mark in _DARK)}{{{_rank_colors(1)}}}"""
+STYLE += """
+.frog-ranks{font-family:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,Menlo,Consolas,monospace));
+font-size:13px;line-height:1.45;margin:2px 0}
 .frog-ranks .frog-row{display:flex;flex-wrap:wrap;gap:8px;min-width:0;max-width:100%}
 .frog-ranks .frog-card{min-width:0;max-width:100%;box-sizing:border-box;
 border:1px solid rgba(128,128,128,.4);border-radius:5px;
@@ -238,5 +262,6 @@ def _card(
 
 
 def color_of(rank: int) -> str:
-    """Return a rank's color."""
-    return COLORS[rank % len(COLORS)]
+    """Return a rank's color for CSS; in a page that drops styles, that of a light one."""
+    number = rank % len(COLORS)
+    return f"var(--frog-rank-{number},{COLORS[number][0]})"
