@@ -1,7 +1,7 @@
 // The site's search, in a worker in place of the generator's: BM25F over the sections of all pages, with the words of
 // search_words.toml, which the build writes above as WORDS. The best paragraph of a section counts twice, and is shown.
 (() => {
-  const K = 4, SIZE = 10, PASSAGE = 60, CANDIDATES = 80, BEST = 0.5, COVER = 0.9, TITLE = 1, TERM = 0.85, LEAST = 0.2
+  const K = 4, SIZE = 10, PASSAGE = 60, CANDIDATES = 80, BEST = 0.5, COVER = 0.9, TITLE = 1, PHRASE = 1, TERM = 0.85, LEAST = 0.2
   const FIELDS = {  // weight of a word in a field, and how much a long field weakens it
     title: {weight: 5, length: 0.5},
     asks: {weight: 4, length: 0.1},
@@ -76,7 +76,7 @@
   let items = [], average = {}, postings = new Map(), terms = [], rarities = new Map(), numShown = 0
 
   const build = index => {
-    items = index.items.map(item => ({...item, names: namesOf(item)}))
+    items = index.items.map(item => ({...item, names: namesOf(item), phrases: (item.asks ?? '').split(',').map(content).filter(words => words.length > 1)}))
     postings = new Map()
     for (const name of names) average[name] = 0
     const lengths = items.map((item, id) => {
@@ -197,13 +197,31 @@
     const query = groups.filter(group => group.asked).map(group => group.term).join(' '), isName = /_|[a-z][A-Z]/.test(input)  // a name from the code
     const spoken = wordsOf(input), said = new Set(spoken.map(word => word.term))
     const inOrder = name => name.every((word, at) => !at || !said.has(name[at - 1]) || !said.has(word) || follows(spoken, name[at - 1], word))
+    // How much of a question one of the phrases is with which readers ask for a section, and how much of the phrase is asked.
+    const shareOf = new Map(), groupOf = new Map()
+    groups.forEach(({options}, at) => options.forEach((share, word) => {
+      if (share > (shareOf.get(word) ?? 0)) shareOf.set(word, share), groupOf.set(word, at)
+    }))
+    const alike = words => {
+      let asked = 0, all = 0
+      const parts = new Map()
+      for (const word of words) {
+        const share = shareOf.get(word) ?? 0
+        all += rarity(word)
+        asked += rarity(word) * share
+        if (share) parts.set(groupOf.get(word), Math.max(share, parts.get(groupOf.get(word)) ?? 0))
+      }
+      let part = 0
+      for (const [at, share] of parts) part += share * groups[at].weight * groups[at].rarity
+      return asked / all * part / total
+    }
     const found = [...scores].map(([id, score]) => {
       const item = items[id]
       const shares = item.names.map(name => name.join(' ') === query ? (item.defines ? 4 : isName || item.tier < 2 ? 2 : 0)
         : name.length && name.every(word => worth.has(word)) && (!item.defines || inOrder(name)) ? name.reduce((sum, word) => sum + worth.get(word), 0) / total : 0)
       const named = Math.max(...shares, 0) * (item.defines && term ? compares ? 4 : 2 : 1)
       const prior = PRIOR[item.tier] * (item.defines && !defines && groups.length > 2 ? TERM : 1)
-      return {id, score: score * prior * (1 - COVER + COVER * (compares && item.defines && named ? 1 : covered.get(id) / total)) * (1 + TITLE * named)}
+      return {id, score: score * prior * (1 - COVER + COVER * (compares && item.defines && named ? 1 : covered.get(id) / total)) * (1 + TITLE * named + (compares ? 0 : PHRASE * Math.max(...item.phrases.map(alike), 0)))}
     })
     found.sort((one, other) => other.score - one.score)
     const first = found.slice(0, CANDIDATES).map(({id, score}) => {
