@@ -20,7 +20,8 @@ GUIDE, REFERENCE, INTERNALS = 0, 1, 2
 _TIERS = (
     (None, r"docs/teach/(?:session-|questions)|docs/teach/class\.html#(?:assessment|passing)|tools/slides/"),
     (None, r"src/frog/learn/demo/|.*/quiz\.toml\.|LICENSE\.|Dockerfile|constraints"),
-    (None, r"docs/(?:development/(?!torch-versions\.)|architecture\.|learn/exercises\.)|(?:CHANGELOG|CONTRIBUTING)\.|src/"),
+    (None, r"docs/(?:development/(?!torch-versions\.)|architecture\.|learn/exercises\.)"),
+    (None, r"(?:CHANGELOG|CONTRIBUTING)\.|src/"),
     (
         INTERNALS,
         r"reference/api/|reference/commands\.html#frog-learn-dev|labs/lab\d/[^/]+/index\.html|(?:scripts|config|notebooks/lab|examples)",

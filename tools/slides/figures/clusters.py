@@ -81,7 +81,7 @@ def alpha_beta() -> Figure:
     plot = Plot(figure, 110, 44, 1020, 396, (3500, 20e6), (5, 2500), "xy")
     sizes = [int(size) for size in next(iter(found.values()))]
     ticks = [(v, f"{v:,}") for v in (10, 100, 1000)]
-    plot.axes([(size, _kib(size)) for size in sizes], ticks, "all-reduce of two nodes", "ms")
+    plot.axes([(size, _kib(size)) for size in sizes], ticks, "", "ms: all-reduce of two nodes")
     names = dict(zip(found, ("100 Mbit/s, 20 ms", "10 × the rate", "1/10 of the delay"), strict=True))
     for i, (text, times) in enumerate(found.items()):
         plot.curve([(size, _formula_ms(text, size)) for size in sizes], f"r{i}", 4)
@@ -154,7 +154,7 @@ def pods() -> Figure:
     for i, (name, meaning) in enumerate((("pod's index", "NODE_RANK"), ("pod 0's host name", "MASTER_ADDR"))):
         figure.text(0, 320 + 62 * i, name, "quiet", size=30)
         figure.text(560, 320 + 62 * i, meaning, "ink", "end", 30, "mono bold")
-    figure.text(0, 498, "The plugin passes device files, so the pod sees its four GPUs only", "ink", size=30)
+    figure.text(0, 498, "The plugin passes device files: the pod sees its four GPUs", "ink", size=28)
     return figure
 
 
@@ -181,7 +181,7 @@ def commit() -> Figure:
     figure.line([(0, 372), (1160, 372)], "line", 2)
     figure.text(0, 430, f"{met} faults injected, in every phase of every step:", "ink", size=34)
     figure.text(
-        0, 486, f"{good} runs ended with the undisturbed run's weights, bit for bit", "good", size=34, style="bold"
+        0, 486, f"{good} runs ended with the uninterrupted run's weights, bitwise", "good", size=30, style="bold"
     )
     return figure
 

@@ -51,7 +51,7 @@ def formula() -> Figure:
     for i, (old, slope, new) in enumerate(rows):
         for column, value in ((860, old), (1020, slope), (1160, new)):
             figure.text(column, 192 + 66 * i, f"{value:.2f}".replace("-", "−"), "ink", "end", 36)
-    figure.text(1160, 478, "0.50 − 0.2 × (−9.00) = 2.30", "r1", "end", 30, "bold")
+    figure.text(1160, 508, "0.50 − 0.2 × (−9.00) = 2.30", "r1", "end", 30, "bold")
     return figure
 
 
@@ -63,7 +63,7 @@ def too_big() -> Figure:
     for i, (name, size, words, color) in enumerate(rows):
         y = i * 172
         figure.text(0, y + 40, name, "ink", size=34)
-        width = 740 * size / 28.8
+        width = 660 * size / 28.8
         figure.rect(0, y + 60, width, 80, color)
         figure.text(width + 20, y + 114, words, "ink", size=38, style="bold")
     return figure

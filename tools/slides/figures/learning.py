@@ -194,7 +194,7 @@ def autograd() -> Figure:
             figure.arrow(x - 3, 208, x - 48, 208, "r1", 5)
     figure.box(8, 142, 186, 96, "w", "forward", size=34)
     figure.text(101, 122, "0.5,  −1,  2", "ink", "middle", 30, "bold")
-    figure.text(101, 284, ", ".join(f"{g:.2f}" for g in w_grad), "r1", "middle", 26, "bold")
+    figure.text(101, 284, "  ".join(f"{g:.2f}" for g in w_grad), "r1", "middle", 24, "bold")
     figure.arrow(198, 172, 247, 172, "forward", 5)
     figure.arrow(247, 208, 198, 208, "r1", 5)
     figure.box(436, 356, 136, 76, "b", "forward", size=34)

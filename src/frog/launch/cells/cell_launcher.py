@@ -20,6 +20,7 @@ import msgspec
 from frog.core.errors import FrogError
 from frog.core.files import write_json
 from frog.core.schema import Typed
+from frog.core.units import count
 from frog.hooks import rank_environment
 from frog.launch.node_agents import Options
 from frog.launch.nodes import Nodes
@@ -50,7 +51,7 @@ class WorldSettings(Typed, frozen=True, kw_only=True):
         if self.nodes > 1:
             parts.append(f"on {self.nodes} simulated nodes")
         if self.simulate_gpus:
-            parts.append(f"with {self.simulate_gpus} simulated GPUs per node")
+            parts.append(f"with {count(self.simulate_gpus, 'simulated GPU')} per node")
         if self.network:
             parts.append(f"network {self.network}")
         return ", ".join(parts)

@@ -14,7 +14,7 @@ from frog.plan.machine.measured import compare_phases
 
 
 def prediction_section(run: RunFile, history: History) -> dict[str, Any] | None:
-    """Return the rows of phases, or why a prediction is missing; None for a run without a step on CPUs.
+    """Return the rows of phases, or why a prediction is missing; None without a profile or a step on CPUs.
 
     The profile is that of the current folder, which `frog plan calibrate` writes.
     """
@@ -24,11 +24,10 @@ def prediction_section(run: RunFile, history: History) -> dict[str, Any] | None:
     segment = history.segments[history.last_segment]
     if not segment.device.startswith("cpu"):
         return None
+    if not PROFILE.is_file():
+        return None
     if len(segment.hosts) > 1:
         return {"rows": [], "why": "The run had several nodes; a profile describes one machine."}
-    if not PROFILE.is_file():
-        why = f"No {PROFILE} in the folder where this report was written: frog plan calibrate measures this machine."
-        return {"rows": [], "why": why}
     try:
         cluster = find_cluster(str(PROFILE))
         if cluster.machine is None:

@@ -33,9 +33,8 @@
     if (line.values.length === 1) common.points = { show: true, size: 7 };  // a line of one step is a point
     if (line.role === "mean") return { ...common, stroke: color("--ink"), width: line.values.length > 1000 ? 1 : 2 };
     if (line.role === "heldout") {
-      const stroke = color("--heldout");
-      return { ...common, stroke, width: 2, dash: [6, 4], spanGaps: true,
-               points: { show: line.values.filter((v) => v !== null).length <= 50, size: 7, fill: stroke, stroke, filter: null } };
+      const stroke = color("--heldout"), size = line.values.filter((v) => v !== null).length <= 50 ? 8 : 4;
+      return { ...common, stroke, width: 0, points: { show: true, size, fill: stroke, stroke, filter: null } };
     }
     if (line.role === "world") {
       return { ...common, stroke: color("--ink"), width: 2, paths: uPlot.paths.stepped({ align: 1 }) };
