@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from frog.core.config import RunConfig
 from frog.core.config.load import known_config
 from frog.core.files import write_atomic
 from frog.core.runs.folder import RunFolder, check_output, is_only_observed
@@ -22,6 +24,7 @@ from frog.observe.view.numbers import format_number, format_percent, format_rati
 from frog.observe.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.observe.view.program_report import observed_context, program_context
 from frog.observe.view.report_diagnosis import shown_diagnosis
+from frog.observe.view.report_sentences import chart_sentences, time_sentences
 from frog.observe.view.runs import numbers_of, status_of, when
 from frog.observe.view.timeline import phase_fractions, windows
 from frog.observe.view.weights import Movement, weight_movement
@@ -88,6 +91,7 @@ def _drawing(history: History) -> dict[str, Any]:
     drawn = {"charts": charts(history), "marks": marks(history)}
     return {
         "charts": drawn["charts"],
+        "sentences": chart_sentences(history),
         "chart_json": json_for_script(drawn),
         "phase_colors": PHASE_COLORS,
         "rank_colors": RANK_COLORS,
@@ -103,13 +107,15 @@ def _context(folder: RunFolder, history: History) -> dict[str, Any]:
     good, broken = open_checkpoints(folder)
     movement = weight_movement(good)
     status = status_of(folder, run, record)
+    fractions = phase_fractions(history)
     return {
         "run": run,
         "status": status,
         "headline": _headline(run, numbers_of(folder, record) if record else None, history),
         "error": _error(folder, record, history, status),
         "diagnosis": shown_diagnosis(folder, [], len(history.ranks)) if status in ("failed", "died") else None,
-        "fractions": phase_fractions(history),
+        "fractions": fractions,
+        "time_sentences": time_sentences(fractions, run.segments[-1].num_nodes if run.segments else 1),
         "windows": windows(history),
         **dict.fromkeys(_SECTIONS_OF_PRODUCTS),
         **report_sections(run, history),
@@ -251,16 +257,28 @@ def _samples(history: History) -> list[dict[str, Any]]:
     ]
 
 
-def _config(run: RunFile) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the configuration by section; settings outside any section come first."""
+def _config(run: RunFile) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """Return the configuration by section, and of each setting whether it differs from its default.
+
+    Settings outside any section come first. The sizes of a model have no defaults.
+    """
+    makers = {field.name: field.default_factory for field in fields(RunConfig)}
+    usual = {name: asdict(make()) for name, make in makers.items() if make is not MISSING}
+    usual["run"] = {field.name: field.default for field in fields(RunConfig)}
     config = run.config
-    sections = [("run", [(key, _plain(value)) for key, value in config.items() if not isinstance(value, dict)])]
-    sections += [
-        (name, [(key, _plain(value)) for key, value in content.items()])
-        for name, content in config.items()
-        if isinstance(content, dict)
+    sections = {"run": {key: value for key, value in config.items() if not isinstance(value, dict)}}
+    sections |= {name: content for name, content in config.items() if isinstance(content, dict)}
+    return [
+        (
+            name,
+            [
+                (key, _plain(value), name in usual and value != usual[name].get(key, value))
+                for key, value in rows.items()
+            ],
+        )
+        for name, rows in sections.items()
+        if rows
     ]
-    return [(name, rows) for name, rows in sections if rows]
 
 
 def _plain(value: Any) -> str:
