@@ -26,6 +26,12 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
+    def end_headers(self) -> None:
+        """Let the browser keep scripts, styles and fonts from page to page."""
+        if self.path.startswith("/assets/"):
+            self.send_header("Cache-Control", "max-age=3600")
+        super().end_headers()
+
 
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:

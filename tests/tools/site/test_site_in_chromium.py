@@ -32,8 +32,11 @@ THEMES = {"light": "default", "dark": "slate"}
 """Theme of the page for each preference of the system."""
 
 _THEME = """async wanted => {
-  for (let left = 400; left > 0 && document.body.dataset.mdColorScheme != wanted; left--)
-    await new Promise(wake => setTimeout(wake, 50))
+  const has = () => document.body.dataset.mdColorScheme == wanted
+  if (!has()) await new Promise(done => {
+    new MutationObserver(() => has() && done()).observe(document.body, {attributes: true})
+    setTimeout(done, 20000)
+  })
   return document.body.dataset.mdColorScheme
 }"""
 """Script that waits until the page, which learns the system's preference by an event, has the wanted theme."""
@@ -42,9 +45,9 @@ _STILL = "*, *::before, *::after { transition: none !important; animation: none 
 
 
 def still(tab: Tab) -> None:
-    tab.run(
-        f"document.head.append(Object.assign(document.createElement('style'), {{textContent: {json.dumps(_STILL)}}}))"
-    )
+    """Show the pages that the tab will open without motion."""
+    add = f"document.head.append(Object.assign(document.createElement('style'), {{textContent: {json.dumps(_STILL)}}}))"
+    tab.call("Page.addScriptToEvaluateOnNewDocument", source=f"addEventListener('DOMContentLoaded', () => {{ {add} }})")
 
 
 def looks(name: str) -> tuple[tuple[int, str], ...]:
@@ -56,15 +59,17 @@ def looks(name: str) -> tuple[tuple[int, str], ...]:
 
 def test_pages_fit_phone_and_desktop_in_light_and_dark(browser: Browser, site: Path, light_address: str) -> None:
     tab, found, schemes = browser.new_tab(), dict[str, list[str]](), set[str]()
+    still(tab)
     names = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     for name in sorted(names - MOVED.keys()):
         tab.show(1440, 1000, "light")
         tab.open(f"{light_address}/{name}")
-        still(tab)
         for width, scheme in looks(name):
             tab.show(width, 1000, scheme)
-            schemes.add(f"{scheme} {tab.run(f'({_THEME})({json.dumps(THEMES[scheme])})')}")
-            for fault in tab.run(f"({_LOOK})()"):
+            look = f"({_THEME})({json.dumps(THEMES[scheme])}).then(theme => [theme, ({_LOOK})()])"
+            theme, faults = tab.run(look)
+            schemes.add(f"{scheme} {theme}")
+            for fault in faults:
                 found.setdefault(fault, []).append(f"{name} {width} {scheme}")
         for fault in tab.faults:
             found.setdefault(fault, []).append(name)
