@@ -221,7 +221,7 @@
         : name.length && name.every(word => worth.has(word)) && (!item.defines || inOrder(name)) ? name.reduce((sum, word) => sum + worth.get(word), 0) / total : 0)
       const named = Math.max(...shares, 0) * (item.defines && term ? compares ? 4 : 2 : 1)
       const prior = PRIOR[item.tier] * (item.defines && !defines && groups.length > 2 ? TERM : 1)
-      return {id, score: score * prior * (1 - COVER + COVER * (compares && item.defines && named ? 1 : covered.get(id) / total)) * (1 + TITLE * named + (compares ? 0 : PHRASE * Math.max(...item.phrases.map(alike), 0)))}
+      return {id, score: score * prior * (1 - COVER + COVER * (compares && item.defines && named ? 1 : covered.get(id) / total)) * (1 + TITLE * named + (compares || defines ? 0 : PHRASE * Math.max(...item.phrases.map(alike), 0)))}
     })
     found.sort((one, other) => other.score - one.score)
     const first = found.slice(0, CANDIDATES).map(({id, score}) => {

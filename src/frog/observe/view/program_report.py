@@ -19,6 +19,7 @@ from frog.core.runs.record import ProgramInfo, Record, RunFile
 from frog.core.schema import shortened
 from frog.core.terminal import printable
 from frog.observe.check.answers import broken_rules, read_answers
+from frog.observe.view.program_pictures import program_pictures
 from frog.observe.view.report_diagnosis import shown_diagnosis, source_roots
 from frog.observe.view.runs import row_of_observed, state_of, status_of
 
@@ -130,10 +131,13 @@ def _relative(line: str, program: ProgramInfo) -> str:
 
 def _common(history: History, rows: list[RankRow], observed: dict[int, Observed], folder: Path) -> dict[str, Any]:
     main = history.main if _has_steps(history) else None
+    nodes = sorted({row.node for row in rows if row.node is not None})
+    cpu_s = {row.rank: row.cpu_s for row in rows if row.cpu_s is not None}
     return {
         "rules": _rules(folder),
         "rows": rows,
-        "nodes": sorted({row.node for row in rows if row.node is not None}),
+        "nodes": nodes,
+        "pictures": program_pictures(cpu_s, observed, len(nodes)) if len(rows) <= _MOST_RANKS else [],
         "step": int(main.steps[-1]) if main else None,
         "loss": float(main.scalars["loss_mean"][-1]) if main else None,
         "problems": [*history.run.problems, *(problem for own in observed.values() for problem in own.problems)],

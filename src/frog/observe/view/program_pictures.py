@@ -1,0 +1,114 @@
+"""Pictures of a program's ranks, each with a sentence: processor time, who is waited for, collectives by line."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.runs.observed import Observed
+from frog.core.units import count, format_seconds
+from frog.observe.view.numbers import format_percent, format_ranks
+
+_EVEN = 0.2
+"""Ranks whose processor times differ by less than this fraction are called even."""
+_USUALLY = 0.5
+"""Fraction of the collectives at which a rank must arrive last to be called the straggler."""
+_FEWEST = 4
+_MOST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Bars, one for each rank or line."""
+
+    title: str
+    sentence: str
+    bars: list[tuple[str, float, str]]
+    """What the bar is about, its length in percent of the longest, and its number with a unit."""
+
+
+def program_pictures(cpu_s: Mapping[int, float], observed: Mapping[int, Observed], num_nodes: int) -> list[Picture]:
+    """Return the pictures for which the observers wrote enough. cpu_s: processor time of each rank."""
+    found = [_processor(cpu_s), _waited_for(observed) if num_nodes <= 1 else None, _lines(observed)]
+    return [picture for picture in found if picture is not None]
+
+
+def _processor(cpu_s: Mapping[int, float]) -> Picture | None:
+    if len(cpu_s) < 2 or min(cpu_s.values()) <= 0:
+        return None
+    most, least = max(cpu_s, key=lambda rank: cpu_s[rank]), min(cpu_s, key=lambda rank: cpu_s[rank])
+    excess = cpu_s[most] / cpu_s[least] - 1
+    if excess > _EVEN:
+        said = f"Rank {most} used {format_percent(excess)} more processor time than rank {least}: it computes more,"
+        said += " or waits in a busy loop."
+    else:
+        said = f"All ranks used about the same processor time, within {format_percent(max(excess, 0.01))}."
+    return Picture("Processor time", said, _bars({f"rank {rank}": own for rank, own in sorted(cpu_s.items())}, True))
+
+
+def _waited_for(observed: Mapping[int, Observed]) -> Picture | None:
+    """Draw how long the others waited for each rank: from the mean of their arrivals until it came last.
+
+    The first collective of a group is left out: ranks reach it when they have started.
+    """
+    arrivals: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    for rank, own in observed.items():
+        for entry in own.collectives.entries if own.collectives is not None else ():
+            if entry.seq > 1 and entry.created_unix_ns and not entry.p2p:
+                arrivals[entry.group, entry.seq][rank] = entry.created_unix_ns
+    whole = [came for came in arrivals.values() if len(came) == len(observed) > 1]
+    if len(whole) < _FEWEST:
+        return None
+    waited_s, times_last = dict.fromkeys(sorted(observed), 0.0), Counter[int]()
+    for came in whole:
+        last = max(came, key=lambda rank: came[rank])
+        others = [at for rank, at in came.items() if rank != last]
+        waited_s[last] += (came[last] - sum(others) / len(others)) / 1e9
+        times_last[last] += 1
+    most = max(waited_s, key=lambda rank: waited_s[rank])
+    said = f"Rank {most} came last to {times_last[most]} of {count(len(whole), 'collective')}"
+    if times_last[most] > _USUALLY * len(whole):
+        said += f", and the others waited {format_seconds(waited_s[most])} for it: it is the straggler."
+    else:
+        said += ": no rank is usually last."
+    bars = _bars({f"rank {rank}": own for rank, own in waited_s.items()}, True)
+    return Picture("How long the others waited for a rank", said, bars)
+
+
+def _lines(observed: Mapping[int, Observed]) -> Picture | None:
+    by_line: dict[str, Counter[int]] = defaultdict(Counter)
+    for rank, own in observed.items():
+        for entry in own.collectives.entries if own.collectives is not None else ():
+            if entry.line is not None:
+                by_line[f"{entry.op} at {Path(entry.line.file).name}:{entry.line.line}"][rank] += 1
+    if not by_line:
+        return None
+    uneven = [line for line, counts in by_line.items() if len({counts[rank] for rank in observed}) > 1]
+    if uneven:
+        said = "; ".join(f"{line}: {_counts(by_line[line], sorted(observed))}" for line in uneven[:3])
+        said = f"Ranks differ. {said}."
+    else:
+        said = "Every rank called each line equally often."
+    shown = dict(sorted(by_line.items(), key=lambda item: -item[1].total())[:_MOST_LINES])
+    bars = _bars({line: float(counts.total()) for line, counts in shown.items()}, False)
+    return Picture("Collectives by line, of the last that were recorded", said, bars)
+
+
+def _counts(counts: Mapping[int, int], ranks: Sequence[int]) -> str:
+    """Say which ranks called a line how often: `12 on ranks 0-2, 11 on rank 3`."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank in ranks:
+        groups[counts[rank]].append(rank)
+    return ", ".join(
+        f"{number} on rank{'s' if len(own) > 1 else ''} {format_ranks(own)}" for number, own in sorted(groups.items())
+    )
+
+
+def _bars(values: Mapping[str, float], is_time: bool) -> list[tuple[str, float, str]]:
+    largest = max(values.values(), default=0.0)
+    return [
+        (name, 100 * own / largest if largest > 0 else 0.0, format_seconds(own) if is_time else f"{own:,.0f}")
+        for name, own in values.items()
+    ]

@@ -1,0 +1,57 @@
+"""Pictures of a program's ranks: what their sentences say of known arrivals, times and lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from frog.core.runs.observed import CodeLine, CollectiveEntry, Collectives, Observed
+from frog.observe.view.program_pictures import program_pictures
+
+
+def observed(rank: int, arrivals_ms: Sequence[int], line: int = 7) -> Observed:
+    """Return a rank that entered one collective after the other at these times."""
+    entries = [
+        CollectiveEntry(
+            group="0",
+            seq=seq,
+            op="all_reduce",
+            created_unix_ns=(1000 + at) * 10**6,
+            done=True,
+            line=CodeLine(file="/home/ada/train.py", line=line, function="step"),
+        )
+        for seq, at in enumerate(arrivals_ms, start=1)
+    ]
+    return Observed(Path(), rank, collectives=Collectives(rank=rank, pid=1, unix_ns=1, frames=True, entries=entries))
+
+
+def test_straggler_is_named_with_the_time_that_the_others_waited() -> None:
+    early = [0, 100, 200, 300, 400, 500]
+    late = [0, 150, 250, 350, 450, 500]
+    ranks = {0: observed(0, early), 1: observed(1, late), 2: observed(2, [9000, *early[1:]])}
+    (waited, lines) = program_pictures({}, ranks, 1)
+    assert waited.sentence.startswith("Rank 1 came last to 4 of 5 collectives, and the others waited 200 ms for it")
+    assert waited.bars[1] == ("rank 1", 100.0, "200 ms")
+    assert waited.bars[2][1] == 0.0, "the first collective is the start of the ranks"
+    assert lines.sentence == "Every rank called each line equally often."
+    assert lines.bars == [("all_reduce at train.py:7", 100.0, "18")]
+
+
+def test_no_rank_is_called_a_straggler_that_is_not_usually_last() -> None:
+    ranks = {0: observed(0, [0, 0, 3, 0, 3, 0]), 1: observed(1, [0, 2, 0, 2, 0, 2])}
+    assert (
+        "no rank is usually last" in program_pictures({}, {**ranks, 2: observed(2, [0, 1, 4, 1, 1, 3])}, 1)[0].sentence
+    )
+    assert [one.title[:11] for one in program_pictures({}, ranks, 2)] == ["Collectives"], (
+        "the clocks of nodes may differ"
+    )
+
+
+def test_ranks_that_differ_in_a_line_or_in_processor_time_are_named() -> None:
+    ranks = {0: observed(0, [0, 1, 2]), 1: observed(1, [0, 1, 2]), 2: observed(2, [0, 1])}
+    processor, lines = program_pictures({0: 2.0, 1: 3.0, 2: 2.1}, ranks, 1)
+    assert processor.sentence.startswith("Rank 1 used 50 % more processor time than rank 0")
+    assert processor.bars[0][:2] == ("rank 0", 100 * 2 / 3)
+    assert lines.sentence == "Ranks differ. all_reduce at train.py:7: 2 on rank 2, 3 on ranks 0-1."
+    assert "about the same" in program_pictures({0: 2.0, 1: 2.1}, {}, 1)[0].sentence
+    assert program_pictures({0: 2.0}, {}, 1) == []
