@@ -30,9 +30,10 @@ sys.path.insert(0, str(PROGRAMS))
 import kept_and_rounded  # noqa: E402
 import kept_aside_ends  # noqa: E402
 import kept_aside_state  # noqa: E402
+import resumed_epochs  # noqa: E402
 import traincheck  # noqa: E402
 import ttrace  # noqa: E402
-from silent_case import Case  # noqa: E402
+from silent_case import EARLIER, Case  # noqa: E402
 
 from frog.observe.check.answers import answers_as_json, answers_of  # noqa: E402
 from frog.observe.check.rank_records import read_records  # noqa: E402
@@ -46,6 +47,7 @@ PAPERS = {
     "With their rules on 2026-11-30": kept_and_rounded.CASES,
     "Before their rules on 2026-11-30": kept_aside_ends.CASES,
     "After their rules on 2026-11-30": kept_aside_ends.LATER,
+    "Before their rule on 2026-11-30, resumes within an epoch": resumed_epochs.CASES,
 }
 HEAD = f"{'bug':39s} {'rule':15s} {'first try':27s} {'now':27s} {'line':4s} {'twin':5s} paper"
 
@@ -91,24 +93,28 @@ def marked_lines(case: Case) -> set[int]:
     return found
 
 
-def broken_rules(folder: Path, case: Case, which: str) -> list[dict[str, Any]]:
-    """Return the rules that a program breaks, as `frog check --json` has them."""
+def broken_rules(folder: Path, case: Case, which: str, alone: bool = False) -> list[dict[str, Any]]:
+    """Return the rules that a program breaks, as `frog check --json` has them.
+
+    alone: True for a resume without the records of the run that saved the checkpoint.
+    """
     path = folder / case.name / which
     if case.against_one:
         found = json.loads((path / "answers.json").read_text())["rules"]
     else:
-        found = answers_as_json(answers_of(read_records(path)))
+        earlier = read_records(path / EARLIER) if not alone else {}
+        found = answers_as_json(answers_of(read_records(path), earlier))
     return [rule for rule in found if rule["outcome"] == "broken"]
 
 
-def said(folder: Path, case: Case) -> tuple[str, str]:
+def said(folder: Path, case: Case, alone: bool = False) -> tuple[str, str]:
     """Return what is said of a program with its bug, and whether the line is right."""
     marked = {f"{inspect.getsourcefile(case.program)}:{number}" for number in marked_lines(case)}
     if case.hangs:
         found = diagnose_folder(next((folder / case.name / "run" / "runs").iterdir()))
         line = str(PROGRAMS / found.line.split()[0]) if found.line else ""
         return f"frog diagnose: {found.fault}", "yes" if line in marked else "no"
-    broken = broken_rules(folder, case, "bug")
+    broken = broken_rules(folder, case, "bug", alone)
     right = [rule for rule in broken if rule["rule"] in (case.rule, *case.also)]
     if right:
         return f"found, {right[0]['sure']}", "yes" if right[0]["line"] in marked else "no"
@@ -118,7 +124,8 @@ def said(folder: Path, case: Case) -> tuple[str, str]:
 
 def false_alarms(folder: Path, case: Case) -> list[str]:
     """Return the rules that accuse the program without its bug."""
-    found = broken_rules(folder, case, "right") if not case.hangs else []
+    ways = (False, True) if case.twice else (False,)
+    found = [rule for alone in ways for rule in broken_rules(folder, case, "right", alone)] if not case.hangs else []
     return [rule["rule"] for rule in found if rule["sure"] != "possible" or rule["rule"] in (case.rule, *case.also)]
 
 
@@ -141,6 +148,8 @@ def table(folder: Path, words: list[str]) -> Iterator[str]:
             if not case.needs:
                 counted, now, first = counted + 1, now + is_found(what), first + is_found(case.first_try)
                 lines += line == "yes"
+            if case.twice:
+                yield f"{'  the resume alone':71s}     {said(folder, case, alone=True)[0]}"
             published = f"{case.published}; needs {case.needs}, not counted" if case.needs else case.published
             row = f"{case.source:39s} {case.rule or '-':15s} {case.first_try:27s} {what:27s} {line:4s}"
             yield f"{row} {','.join(wrong) or 'quiet':5s} {published}"

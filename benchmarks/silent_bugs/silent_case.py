@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 STEPS = 6
+EARLIER = "earlier"
+"""The folder with the records of a program's first run."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Case:
     """Other rules that would be right."""
     against_one: bool = False
     """True if one run cannot show it: the program runs under `frog check --against-one`."""
+    twice: bool = False
+    """True if the bug is in a resume: the program runs twice, and finds what its first run has left in its folder."""
     needs: str = ""
     """What the bug itself needs and this machine lacks; the program is then a simulation and is not counted."""
 
@@ -161,6 +165,7 @@ def main() -> None:
     import kept_and_rounded
     import kept_aside_ends
     import kept_aside_state
+    import resumed_epochs
     import ttrace
     from observe.check.planted_programs import recorded
     from traincheck import CASES
@@ -172,6 +177,7 @@ def main() -> None:
         *kept_and_rounded.CASES,
         *kept_aside_ends.CASES,
         *kept_aside_ends.LATER,
+        *resumed_epochs.CASES,
     ]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -182,9 +188,11 @@ def main() -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     for case in every:
         for bug in (True, False) if case.name in names else ():
-            with recorded(folder / case.name / ("bug" if bug else "right")) as own:
-                torch.manual_seed(0)
-                case.program(bug, own)
+            own = folder / case.name / ("bug" if bug else "right")
+            for place in (own / EARLIER, own) if case.twice else (own,):
+                with recorded(place):
+                    torch.manual_seed(0)
+                    case.program(bug, own)
             print(case.name, bug, flush=True)
     dist.destroy_process_group()
 

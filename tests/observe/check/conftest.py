@@ -21,7 +21,7 @@ from frog.observe.check.rank_records import read_records
 
 ANSWERS = Path(__file__).with_name("answers.json")
 REWRITES = bool(os.environ.get("FROG_REWRITE_GOLDEN"))
-ASKED = ("test_rules_on_records.py", "test_check_answers.py")
+ASKED = ("test_rules_on_records.py", "test_check_answers.py", "test_resumed_epochs.py")
 """Files whose tests write their records by hand."""
 
 

@@ -207,6 +207,7 @@ def test_check_of_an_earlier_run_prints_its_answers(tmp_path: Path, capsys: pyte
         (["check", "--nproc", "2", "--", "-m", "frog.observe"], "frog.observe does not train"),
         (["check", "--run", "latest", "--", "my.py"], "no program is started"),
         (["check", "--", "my.py"], "no world size"),
+        (["check", "--nproc", "2", "--against-one", "--after", "latest", "--", "my.py"], "--after compares with an"),
         (["run", "--nproc", "2", "--no-observe", "--check", "--", "my.py"], "--check needs the observer"),
     ],
 )

@@ -90,6 +90,7 @@ OF_CALLS = (
     "words",
     "restored",
     "resume-order",
+    "resume-samples",
     "evaluation",
     "left-out",
     "loaded",
@@ -572,37 +573,6 @@ def test_seed_of_an_epoch_is_no_noise(tmp_path: Path, states: Any, draws: bool, 
     own += [step(at, forwards=[forward(random=state, draws=draws)]) for at, state in enumerate(states, 1)]
     expected = ("possible", 1, (0, 1), 5) if is_broken else None
     check(tmp_path, "randomness", [[held({}), *own]] * 2, expected)
-
-
-NO_EPOCH = "no checkpoint with an epoch above 0 was loaded before a DistributedSampler that shuffles"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "loader", "expected"),
-    [
-        ({"Epoch": 3}, {**SHUFFLES, "epoch": 0},
-         ("likely", 1, (0,), 4, "the checkpoint says epoch 3, and the DataLoader at train.py:4")),
-        ({"epoch": 1}, {**SHUFFLES, "epoch": 0}, ("likely", 1, (0,), 4)),
-        ({"epoch": 3}, {**SHUFFLES, "epoch": 3}, None),
-        ({"epoch": 0}, {**SHUFFLES, "epoch": 0}, NO_EPOCH),
-        ({"step": 3}, {**SHUFFLES, "epoch": 0}, NO_EPOCH),
-        ({"epoch": 3}, {"shuffle": True, "epoch": 0}, NO_EPOCH),
-        ({"epoch": 3}, {"distributed": True, "epoch": 0}, NO_EPOCH),
-    ],
-)  # fmt: skip
-def test_resume_continues_with_the_order_of_its_epoch(tmp_path: Path, numbers: Any, loader: Any, expected: Any) -> None:
-    own = step(1, calls=[called("load", numbers=numbers)])
-    check(tmp_path, "resume-order", [[W, *loaded(**loader), own]], expected)
-    check(tmp_path, "resume-order", [[W, *loaded(**loader), step(1), {**own, "step": 2, "number": 2}]], NO_EPOCH)
-
-
-def test_iteration_without_a_step_is_not_the_order_of_a_resume(tmp_path: Path) -> None:
-    """As `next(iter(loader))` for the size of a batch, before `set_epoch`."""
-    own = step(1, calls=[called("load", numbers={"epoch": 2})])
-    looked, trained = loaded([1], **SHUFFLES, epoch=0), loaded([2], [3], iteration=1, **SHUFFLES, epoch=2)
-    check(tmp_path, "resume-order", [[W, *looked, *trained, own]], None)
-    forgotten = loaded([2], [3], iteration=1, **SHUFFLES, epoch=0)
-    check(tmp_path, "resume-order", [[W, *looked, *forgotten, own]], ("likely", 1, (0,), 4))
 
 
 # ---- replicas --------------------------------------------------------------------------------------------------------

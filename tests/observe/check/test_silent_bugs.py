@@ -17,11 +17,14 @@ silent_bugs = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(silent_bugs)
 Case = silent_bugs.Case
 
+RESUMED = ("begins_the_epoch_again", "restores_all_but_the_loader", "restarts_within_an_epoch")
+"""By hand, by accelerate and by Lightning; test_resumed_epochs.py has the records of all kinds."""
 CASES = [
     *silent_bugs.PAPERS["TrainCheck"],
     *silent_bugs.PAPERS["TTrace"],
     *silent_bugs.PAPERS["With their rules on 2026-11-30"],
     *silent_bugs.PAPERS["Before their rules on 2026-11-30"],
+    *(case for case in silent_bugs.resumed_epochs.CASES if case.name in RESUMED),
 ]
 TOGETHER = [case for case in CASES if not case.hangs and not case.against_one]
 """Without those that run alone: the tests of `frog diagnose` and of `--against-one` hold these."""

@@ -15,16 +15,18 @@ from frog.observe.check import (
     metric_checks,
     parameter_checks,
     replica_checks,
+    resume_checks,
 )
 from frog.observe.check.against_one import read_against
 from frog.observe.check.comparison import Comparison
-from frog.observe.check.rank_records import RankRecord, read_records
+from frog.observe.check.rank_records import RankRecord, read_records, read_starts
 from frog.observe.check.rule import Answer, Rule, apply_rules
 from frog.observe.check.rules_against_one import RULES_AGAINST_ONE, scope
 
 RULES: tuple[Rule, ...] = (
     *replica_checks.RULES,
     *data_checks.RULES,
+    *resume_checks.RULES,
     *epoch_checks.RULES,
     *parameter_checks.RULES,
     *call_checks.RULES,
@@ -36,9 +38,12 @@ _MOST_RULES = 4
 """Most rules that are named for one reason why they were not checked."""
 
 
-def answers_of(records: dict[int, RankRecord]) -> list[Answer]:
-    """Apply all rules; the answers come in the order of the rules."""
-    return apply_rules(RULES, Comparison(records)) if records else []
+def answers_of(records: dict[int, RankRecord], earlier: dict[int, RankRecord] | None = None) -> list[Answer]:
+    """Apply all rules; the answers come in the order of the rules.
+
+    earlier: the records of the run that saved the checkpoint from which this one has resumed.
+    """
+    return apply_rules(RULES, Comparison(records, earlier)) if records else []
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,23 @@ class Answers:
     """What was compared with a run on one rank."""
 
 
-def read_answers(run: Path, attempt: int | None = None) -> Answers:
+def answers_of_start(
+    run: Path, attempt: int | None = None, after: Path | None = None
+) -> tuple[dict[int, RankRecord], list[Answer]]:
+    """Read what a start of a run recorded, and apply the rules that need no run on one rank; see `read_answers`."""
+    starts = read_starts(run, attempt)
+    records = next(starts, {})
+    return records, answers_of(records, next(starts, {}) if after is None else read_records(after))
+
+
+def read_answers(run: Path, attempt: int | None = None, after: Path | None = None) -> Answers:
     """Read what a run recorded, and apply the rules to it, and those against one rank if it has its runs.
+
+    after: the folder of the run whose checkpoint it resumed from; None: an earlier start of the same run, if any.
 
     Raises:  RunError if a file is damaged.
     """
-    records = read_records(run, attempt)
-    answers = answers_of(records)
+    records, answers = answers_of_start(run, attempt, after)
     against = read_against(run)
     if against is None:
         return Answers(records, answers)

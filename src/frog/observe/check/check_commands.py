@@ -44,6 +44,11 @@ def add_check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "computed from `world`, the number of ranks: --batch-size {32/world}",
     )
     parser.add_argument("--run", metavar="RUN", help="answer from the records of an earlier run instead")
+    parser.add_argument(
+        "--after",
+        metavar="RUN",
+        help="the checked run that saved the checkpoint from which this one resumes: compare their samples too",
+    )
     parser.add_argument("--json", action="store_true", help="print the answers as one JSON object")
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="-- my.py ..., or another command, as for frog run"
@@ -52,20 +57,23 @@ def add_check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _check(args: argparse.Namespace) -> int:
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if args.run is not None:
-        from frog.core.runs.folder import find_evidence
+    from frog.core.runs.folder import find_evidence
 
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if args.after is not None and args.against_one:
+        raise UsageError("--after compares with an earlier run, --against-one with one rank", "omit one of them")
+    after = find_evidence(args.after).path if args.after is not None else None
+    if args.run is not None:
         if program:
             raise UsageError("--run reads an earlier run, so no program is started", "omit --run, or the program")
-        return print_answers(find_evidence(args.run).path, args.json)
+        return print_answers(find_evidence(args.run).path, args.json, after)
     if not program:
         raise UsageError("check needs a program", "frog check --nproc 2 -- my.py")
     nodes, options = read_world(args)
     options = replace(options, runs=Path("runs"), simulate_gpus=args.simulate_gpus)
     if args.against_one:
         return _check_against_one(nodes, program, options, args.every, args.json)
-    return run_checked(nodes, program, options, args.every, lambda folder: print_answers(folder, args.json))
+    return run_checked(nodes, program, options, args.every, lambda folder: print_answers(folder, args.json, after))
 
 
 def _check_against_one(nodes: Nodes, program: list[str], options: Options, every: int, as_json: bool) -> int:
@@ -100,12 +108,15 @@ def _check_against_one(nodes: Nodes, program: list[str], options: Options, every
     return print_answers(folders["many"], as_json)
 
 
-def print_answers(folder: Path, as_json: bool = False) -> int:
-    """Print what the rules say about a run; return 1 if one is broken, certainly or likely."""
+def print_answers(folder: Path, as_json: bool = False, after: Path | None = None) -> int:
+    """Print what the rules say about a run; return 1 if one is broken, certainly or likely.
+
+    after: the folder of the run whose checkpoint it resumed from.
+    """
     from frog.core.terminal import terminal_columns, wrapped_lines
     from frog.observe.check.answers import answers_as_json, page, read_answers
 
-    found = read_answers(folder)
+    found = read_answers(folder, after=after)
     if as_json:
         print(json.dumps({"run": str(folder), "rules": answers_as_json(found.answers)}, indent=2))
     else:

@@ -46,8 +46,10 @@ class Moment:
 class Comparison:
     """The ranks of one program."""
 
-    def __init__(self, records: dict[int, RankRecord]) -> None:
+    def __init__(self, records: dict[int, RankRecord], earlier: dict[int, RankRecord] | None = None) -> None:
         self.records = records
+        self.earlier = earlier or {}
+        """The ranks of the run that saved what this one has loaded, if they were recorded."""
         self.ranks = tuple(sorted(records))
         self._known_moments: dict[int, list[Moment]] = {}
         self._known_copies: dict[tuple[int, int], set[int]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 
 from frog.observe.check.comparison import Comparison, NotObservable
 from frog.observe.check.data_checks import LEAST_BATCHES, evaluation_loaders, first_step, trains_in
@@ -257,37 +256,7 @@ def samples_twice(case: Comparison) -> Broken | None:
     return None
 
 
-def order_after_a_resume(case: Comparison) -> Broken | None:
-    """Find a resume in a later epoch whose sampler begins with the order of epoch 0."""
-    seen = False
-    for record in case.records.values():
-        numbers = [call.numbers for step, call in record.calls("load") if step == 1]
-        epochs = [value for found in numbers for key, value in found.items() if "epoch" in key.lower() and value > 0]
-        shuffled = [each for each in record.loaders if each.distributed and each.shuffle]
-        # `next(iter(loader))` for the size of a batch is followed by an iteration before any step
-        began = [first_step(record, each) for each in shuffled]
-        looked_at = [mine is not None and mine == then for mine, then in pairwise([*began, None])]
-        first = next((each for each, was_left in zip(shuffled, looked_at, strict=True) if not was_left), None)
-        if not epochs or first is None:
-            continue
-        seen = True
-        if first.epoch == 0:
-            return Broken(
-                f"the checkpoint says epoch {epochs[0]}, and the DataLoader at {first.line} begins with the order of "
-                "epoch 0: samples of the first epochs come again",
-                "likely",
-                "call `sampler.set_epoch(epoch)` with the number of the epoch since the start of the training",
-                step=1,
-                ranks=(record.rank,),
-                line=first.line,
-            )
-    if not seen:
-        raise NotObservable("no checkpoint with an epoch above 0 was loaded before a DistributedSampler that shuffles")
-    return None
-
-
 RULES = (
-    Rule("resume-order", "a resume continues with the order of its epoch", order_after_a_resume),
     Rule("epochs", "a loader that shuffles has another order in each epoch", order_of_epochs),
     Rule("left-out", "every sample is in some epoch", samples_left_out),
     Rule("twice", "an evaluation counts each sample once", samples_twice),

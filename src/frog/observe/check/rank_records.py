@@ -227,7 +227,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     keys: list[str] = []
     numbers: dict[str, int] = {}
-    """Integers of a checkpoint."""
+    """Integers of a checkpoint; of a dictionary in it, as "name.key"."""
+    updates: int | None = None
+    """How many steps an optimizer has taken by the state that was loaded, if it counts them, as Adam does."""
     rates: list[float] = []
     """Learning rates of the optimizers in a checkpoint, or of an optimizer after its state was loaded."""
     rates_before: list[float] = []
@@ -374,6 +376,8 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     """True if a library leaves out other ranks' batches of what a DistributedSampler gives to this rank alone."""
     fills_up: bool = False
     """True if accelerate repeats samples, so that all ranks have batches of the same size."""
+    skipped: int | None = None
+    """Batches that it leaves out at its beginning; None: its sampler may begin anywhere, or repeat samples."""
     samples: int | None = None
     batches: int | None = None
     """How many batches it has in one iteration."""
@@ -504,14 +508,25 @@ def read_records(run: Path, attempt: int | None = None) -> dict[int, RankRecord]
 
     Raises:  RunError if a file is damaged.
     """
-    name = "attempt_*" if attempt is None else f"attempt_{attempt}"
-    starts = sorted((run / "observed").glob(name), key=lambda path: (len(path.name), path.name))
-    for start in reversed(starts):
+    return next(read_starts(run, attempt), {})
+
+
+def read_starts(run: Path, attempt: int | None = None) -> Iterator[dict[int, RankRecord]]:
+    """Yield what the ranks recorded in each start, the last one first.
+
+    attempt: the number of the start to begin with; None: the last one with records.
+
+    Raises:  RunError if a file is damaged.
+    """
+    starts = sorted((run / "observed").glob("attempt_*"), key=lambda path: (len(path.name), path.name), reverse=True)
+    names = [path.name for path in starts]
+    if attempt is not None:
+        starts = starts[names.index(f"attempt_{attempt}") :] if f"attempt_{attempt}" in names else []
+    for start in starts:
         found = [_read(path, run) for path in sorted(start.glob(f"rank_*/{NAME}"))]
         records = {record.rank: record for record in found if record is not None}
-        if records:
-            return dict(sorted(records.items()))
-    return {}
+        if records or attempt is not None:
+            yield dict(sorted(records.items()))
 
 
 def _read(path: Path, run: Path) -> RankRecord | None:

@@ -62,11 +62,10 @@ def _add_numbers(evidence: Evidence, run: Path, attempt: int) -> None:
     """Add what the rules of `frog check` say, if the ranks recorded their numbers."""
     if next((run / "observed" / f"attempt_{attempt}").glob("rank_*/checks.jsonl"), None) is None:
         return
-    from frog.observe.check.answers import answers_of
-    from frog.observe.check.rank_records import read_records
+    from frog.observe.check.answers import answers_of_start
 
     try:
-        evidence.answers = answers_of(read_records(run, attempt))
+        evidence.answers = answers_of_start(run, attempt)[1]
     except RunError as error:
         evidence.problems.append(str(error))
 

@@ -343,21 +343,21 @@ class _Functions:
                     number = numbers.setdefault((str(line), id(loader.dataset)), len(numbers))
                     iteration = recorder.iterations[number] = recorder.iterations.get(number, -1) + 1
                     iterator._frog_check = [number, iteration, 0]
-                    recorder.write(
-                        {
-                            "kind": "loader",
-                            "loader": number,
-                            "iteration": iteration,
-                            "line": line,
-                            **_described(loader, iterator),
-                            **({} if by_library else {"made": None}),
-                        }
-                    )
+                    own = {"kind": "loader", "loader": number, "iteration": iteration, "line": line}
+                    left = {} if by_library else {"made": None}
+                    if loader.num_workers:
+                        recorder.write({**own, **_described(loader, iterator), **left})
+                    else:  # its sampler begins with the first batch: Lightning sets the epoch after iter()
+                        iterator._frog_begun = lambda: recorder.write({**own, **_described(loader, iterator), **left})
 
             return __init__
 
         def make_next(original: Any) -> Any:
             def __next__(iterator: Any) -> Any:
+                begun = vars(iterator).pop("_frog_begun", None)
+                if begun is not None and recorder.is_here():
+                    with recorder.reading():
+                        begun()
                 batch = original(iterator)
                 at = getattr(iterator, "_frog_check", None)
                 if at is not None and recorder.is_here():
@@ -478,6 +478,23 @@ def _fills_up(loader: Any) -> bool:
     return not getattr(batches, "drop_last", False) and len(loader.dataset) % together != 0
 
 
+def _skipped(loader: Any) -> int | None:
+    """Return how many batches a loader leaves out at its beginning, as that of accelerate's skip_first_batches.
+
+    None: its sampler may begin anywhere or repeat samples, as one of the user's own, or a loader with a state.
+    """
+    batches, skipped = loader.batch_sampler, 0
+    while type(batches).__name__ in ("BatchSamplerShard", "SkipBatchSampler"):
+        skipped += getattr(batches, "skip_batches", 0)
+        batches = batches.batch_sampler
+    sampler = getattr(batches, "sampler", None)
+    if not all(type(each).__module__.startswith("torch.utils.data") for each in (loader, batches)):
+        return None
+    if not type(sampler).__module__.startswith(("torch.utils.data", "accelerate.")):
+        return None
+    return None if getattr(sampler, "replacement", False) or _is_a(sampler, "_InfiniteConstantSampler") else skipped
+
+
 def _is_a(sampler: Any, name: str) -> bool:
     """True if a sampler's class, or one that it extends, has this name."""
     return name in [kind.__name__ for kind in type(sampler).__mro__]
@@ -514,6 +531,7 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
         "size": getattr(loader, "batch_size", None),
         "split_again": _splits_again(loader.batch_sampler),
         "fills_up": _fills_up(loader),
+        "skipped": _skipped(loader),
         "made": getattr(loader, "_frog_made", None),
         "generators": [] if loader.worker_init_fn is not None else module_facts.own_generators(loader.dataset),
         "seed": iterator._base_seed if loader.num_workers else None,

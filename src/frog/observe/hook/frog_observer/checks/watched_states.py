@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -126,9 +127,14 @@ def watch_safetensors(recorder: StepRecorder, module: Any) -> None:
 
 
 def _numbers_of(held: Any) -> dict[str, int]:
-    """Return the integers of a checkpoint, such as its epoch and step."""
-    items = list(held.items())[:40] if isinstance(held, dict) else []
-    return {str(key)[:80]: value for key, value in items if type(value) is int and abs(value) < 2**53}
+    """Return the integers of a checkpoint, such as its epoch and step; those of a dictionary in it as "name.key"."""
+    items = _first(held) if isinstance(held, dict) else []
+    inner = [(f"{name}.{key}", value) for name, own in items if isinstance(own, dict) for key, value in _first(own)]
+    return {str(key)[:80]: value for key, value in [*items, *inner] if type(value) is int and abs(value) < 2**53}
+
+
+def _first(held: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    return list(itertools.islice(held.items(), 40))
 
 
 def _restored(recorder: StepRecorder, owner: Any, before: list[float], what: str) -> dict[str, Any]:
@@ -136,9 +142,12 @@ def _restored(recorder: StepRecorder, owner: Any, before: list[float], what: str
     if what != "load_optimizer":
         return {}
     moments: list[Any] = []
+    updates: int | None = None
     with recorder.reading():
         moments = module_facts.moments(owner)
-    rates = {"rates": _rates_of_groups(owner), "rates_before": before}
+        counts = [int(each["step"]) for each in owner.state.values() if isinstance(each, dict) and "step" in each]
+        updates = max(counts, default=None)
+    rates = {"rates": _rates_of_groups(owner), "rates_before": before, "updates": updates}
     return {"optimizer": recorder.objects.optimizers.number(owner), "moments": moments, **rates}
 
 
