@@ -57,12 +57,12 @@ UNKNOWN = (
     "no optimizer was restored before the first step, or its checkpoint tells no place in the one DataLoader "
     "that trains"
 )
-EPOCH = [[10 * number, 10 * number + 1] for number in range(1, 9)]
+EPOCH = [[10 * number, 10 * number + 1, 10 * number + 2] for number in range(1, 9)]
 """The samples of 8 batches."""
 NEXT = [EPOCH[place] for place in (4, 0, 6, 2, 7, 1, 5, 3)]
-IN_ORDER: dict[str, Any] = {"sampler": "SequentialSampler", "size": 2}
-EACH_EPOCH: dict[str, Any] = {**SHUFFLES, "size": 2, "epoch": 1}
-RANDOM: dict[str, Any] = {"sampler": "RandomSampler", "shuffle": True, "size": 2}
+IN_ORDER: dict[str, Any] = {"sampler": "SequentialSampler", "size": 3}
+EACH_EPOCH: dict[str, Any] = {**SHUFFLES, "size": 3, "epoch": 1}
+RANDOM: dict[str, Any] = {"sampler": "RandomSampler", "shuffle": True, "size": 3}
 AT_3 = {"epoch": 1, "batch_idx": 3}
 
 
@@ -80,7 +80,7 @@ def resumed(
     every: batches of a step. passed: batches that are drawn before the first step and not trained.
     """
     lines: Lines = []
-    whole, drawn = {"samples": 16, "batches": 8, "skipped": 0, **loader}, 0
+    whole, drawn = {"samples": 24, "batches": 8, "skipped": 0, **loader}, 0
     for iteration, rows in enumerate(epochs):
         own = loaded(*rows, iteration=iteration, **whole)
         for line in own[1:]:
@@ -132,7 +132,7 @@ BEGINS = "begins with the first one"
         (resumed({"step": 11, "epoch": 5}, EPOCH, updates=11, **EACH_EPOCH), UNKNOWN),  # epochs of another length
         (resumed(AT_3, EPOCH[:4], NEXT[:4], EPOCH[:4], **EACH_EPOCH), UNKNOWN),  # a limit of steps in each epoch
         (resumed(AT_3, EPOCH, **{**EACH_EPOCH, "skipped": None}), UNKNOWN),  # a sampler with a place of its own
-        (resumed({"args.step": 11, "batch": 2, "step": 0}, EPOCH, **IN_ORDER), UNKNOWN),  # settings
+        (resumed({"args.step": 11, "batch": 3, "step": 0}, EPOCH, **IN_ORDER), UNKNOWN),  # settings
         (resumed({"step": 11, "iter": 5}, EPOCH, **IN_ORDER), UNKNOWN),  # numbers that no place explains
         (resumed({}, EPOCH, updates=15, calls=[called("scaled_step")], **IN_ORDER), UNKNOWN),  # skipped updates
     ],
@@ -170,7 +170,8 @@ def said(folder: Path, earlier: Lines, later: Lines) -> Broken | str | None:
     return found
 
 
-ALL_AGAIN = "6 of the 6 samples of the epoch that rank 0 had trained when the checkpoint was saved come again"
+COPIES = [*EPOCH[:4], *EPOCH[:4]]
+ALL_AGAIN = "9 of the 9 samples of the epoch that rank 0 had trained when the checkpoint was saved come again"
 FIRST = interrupted(NEXT, EPOCH[:3], after=11, **RANDOM)
 WITHOUT = interrupted(NEXT, EPOCH[:4], after=11, numbers={}, **RANDOM)
 KILLED = [line for line in WITHOUT if line["kind"] != "end"]
@@ -180,7 +181,7 @@ KILLED = [line for line in WITHOUT if line["kind"] != "end"]
     ("earlier", "later", "expected"),
     [
         (FIRST, resumed(AT_3, EPOCH, **RANDOM), ("certain", ALL_AGAIN)),
-        (FIRST, resumed(AT_3, NEXT, passed=3, **RANDOM), ("certain", "4 of the 6 samples")),  # another order
+        (FIRST, resumed(AT_3, NEXT, passed=3, **RANDOM), ("likely", "6 of the 9 samples")),  # another order
         (interrupted(EPOCH[:5], after=3, **RANDOM), resumed(AT_3, EPOCH, **RANDOM), ("certain", ALL_AGAIN)),
         (interrupted(EPOCH[:3], after=3, **RANDOM), resumed(AT_3, EPOCH, **RANDOM), ("likely", ALL_AGAIN)),
         (interrupted(NEXT, EPOCH[:3], after=11, **EACH_EPOCH), resumed(AT_3, NEXT, **{**EACH_EPOCH, "epoch": 2}),
@@ -196,6 +197,10 @@ KILLED = [line for line in WITHOUT if line["kind"] != "end"]
         (interrupted(NEXT, EPOCH, after=16, numbers={}, **RANDOM), resumed({}, EPOCH, **RANDOM), UNKNOWN),  # at its end
         (interrupted(EPOCH[:3], after=3, path="/other.pt", numbers={}), resumed({}, EPOCH, **RANDOM), UNKNOWN),
         (FIRST, resumed({"batch_idx": 3, "epoch": 2}, EPOCH, **RANDOM, updates=16), UNKNOWN),  # saved again
+        # samples that the data set has twice
+        (interrupted(COPIES, after=4, **IN_ORDER), resumed(AT_3, COPIES[4:], **{**IN_ORDER, "skipped": 4}), None),
+        (interrupted([[1, 1, 2], [3, 3, 4], [5, 6, 7], [8, 9, 0]], after=3, **RANDOM),
+         resumed(AT_3, [[8, 9, 0], [7, 2, 4], [10, 11, 12]], **RANDOM), None),
         (KILLED, resumed({}, EPOCH, **RANDOM), UNKNOWN),
         (WITHOUT, resumed({}, EPOCH, **RANDOM), ("certain", ALL_AGAIN)),
     ],

@@ -152,7 +152,7 @@ def _left_by_longer_ranks(case: Comparison, epochs: list[list[_Epoch]]) -> Broke
         if not ended or min(left) < LEAST_BATCHES or len({_source(each.loader) for each in ours}) > 1:
             continue
         of = ours[0].loader.batches or 0
-        is_fixed = _is_fixed(ours[0].loader)
+        is_fixed = has_fixed_order(ours[0].loader)
         return Broken(
             f"rank {rank} has {of} batches in the DataLoader at {ours[0].loader.line} and leaves {min(left)} of them "
             "in each epoch, since another rank has no more: "
@@ -189,7 +189,7 @@ def _source(loader: Loader) -> tuple[int | None, int | None]:
     return loader.samples, loader.batches
 
 
-def _is_fixed(loader: Loader) -> bool:
+def has_fixed_order(loader: Loader) -> bool:
     """True if the order stays the same. A loader without a batch size has a batch sampler, which may shuffle."""
     in_order = loader.sampler == "SequentialSampler" and loader.size is not None
     return in_order or (loader.distributed and not loader.shuffle)
@@ -203,7 +203,7 @@ def _in_no_epoch(case: Comparison, epochs: list[list[_Epoch]]) -> Broken | None:
         return None
     drawn = [Counter(row for one in each for row in one.rows) for each in rounds]
     total, used = first.samples or 0, sum(drawn[0].values())
-    is_fixed = _is_fixed(first)
+    is_fixed = has_fixed_order(first)
     chance = math.comb(total, min(used, total)) ** (len(rounds) - 1)
     if used >= total or any(each != drawn[0] for each in drawn) or not (is_fixed or chance >= _NO_CHANCE):
         return None

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from frog.observe.check.comparison import Comparison, NotObservable
 from frog.observe.check.data_checks import LEAST_BATCHES, first_step, training_loaders
+from frog.observe.check.epoch_checks import has_fixed_order
 from frog.observe.check.rank_records import Batch, Call, Loader, RankRecord
 from frog.observe.check.rule import Broken, Rule, Sure
 
@@ -25,6 +26,8 @@ _SETTINGS = ("arg", "config", "cfg", "param", "opt", "sched", "model", "scaler")
 """Words in the names of dictionaries whose numbers say nothing about a place."""
 _MOST_ROWS = 256
 """Samples of a batch that are known: as many, or more, may not be all."""
+_LEAST_SAMPLES = 8
+"""Samples of a random order that come again, which are not equal by chance if few are equal in a part of it."""
 _ADVICE = (
     "leave out the batches that were trained, in the order of their epoch: accelerate's `skip_first_batches`, a "
     "StatefulDataLoader, or `itertools.islice(loader, batches, None)` with the epoch's `set_epoch` or random state"
@@ -167,7 +170,8 @@ def _place(record: RankRecord, begin: _Begin) -> _Place | None:
     is_scaled = any(True for _ in record.calls("scaled_step", "unscale"))  # the scaler leaves out some updates
     known = updates.pop() if len(updates) == 1 and not is_scaled else None
     numbers = [item for number, call in record.calls("load") if number == 1 for item in _items(call)]
-    steps = [(key, value) for key, value in numbers if key in _PLACES and value not in (0, begin.loader.size)]
+    size = "batch", begin.loader.size  # a setting
+    steps = [(key, value) for key, value in numbers if key in _PLACES and value and (key, value) != size]
     sources = [_readings(key, value, known, begin) for key, value in steps]
     if known is not None:
         sources.append(_of_steps(known, begin))
@@ -291,7 +295,13 @@ def _drawn_again(record: RankRecord, begin: _Begin, before: _Interrupted) -> Bro
     if not once or (begin.is_left and begin.epoch - len(begin.drawn) != len(before.trained)):
         return None
     loader = begin.loader
-    sure: Sure = "certain" if before.is_within else "likely"
+    in_order = has_fixed_order(loader) or (loader.distributed and loader.epoch == before.loader.epoch)
+    # a data set may have some samples twice: then they are also twice in one part of a random order
+    twice = sum(times - 1 for rows in (ours, theirs) for times in rows.values())
+    if len(before.trained) in begin.left_out if in_order else len(once) <= 2 * twice:
+        return None
+    is_proved = before.is_within and (in_order or loader.distributed or len(once) >= _LEAST_SAMPLES)
+    sure: Sure = "certain" if is_proved else "likely"
     of = f"{len(once)} of the {sum(theirs.values())} samples of the epoch that rank {record.rank} had trained when the "
     of += f"checkpoint was saved come again in the DataLoader at {loader.line}"
     if loader.skipped is None or before.loader.skipped is None:
