@@ -528,6 +528,26 @@ def reads_safetensors(bug: bool, folder: Path) -> None:
         update(optimizer)
 
 
+def evaluates_whole_batches(bug: bool, folder: Path) -> None:
+    """thuml/Autoformer #104, verl #78: an evaluation without the samples that fill no batch."""
+    data, held_out = points(48), points(44, first=7)
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    own = DistributedSampler(held_out, shuffle=False)
+    evaluation = DataLoader(held_out, batch_size=8, sampler=own, drop_last=bug)  # bug
+    net = DistributedDataParallel(regression())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        net.train()
+        for x, y in loader:
+            mse_loss(net(x), y).backward()
+            update(optimizer)
+        net.eval()
+        with torch.no_grad():
+            total = sum(mse_loss(net(x), y, reduction="sum") for x, y in evaluation)  # bug
+        dist.all_reduce(total)
+
+
 SAMPLES, METRICS, LOADS = "samples", "metrics", "loads"
 CASES = [
     Case(cuts_before_it_shuffles, "NVlabs/VILA #123", "left-out", SAMPLES, "not found"),
@@ -551,6 +571,7 @@ CASES = [
     Case(trains_a_model_of_its_own, "transformers, model_init", "loaded", LOADS, "not found"),
 ]
 LATER = [
+    Case(evaluates_whole_batches, "Autoformer #104, verl #78", "left-out", SAMPLES, "found, possible"),
     Case(uses_the_first_batches, "by hand, a limit of steps", "left-out", SAMPLES, "found, possible"),
     Case(skips_in_each_epoch, "accelerate, skip_first_batches", "left-out", SAMPLES, "found, possible"),
     Case(divides_the_files, "by hand, // of the files", "left-out", SAMPLES, "not found"),
