@@ -2,7 +2,8 @@
 
     python benchmarks/planner.py                  errors with the committed constants, by source
     python benchmarks/planner.py --fit            fit the constants again, and print them
-    python benchmarks/planner.py --cross          leave one source out, then one GPU, then one kind of run
+    python benchmarks/planner.py --cross          leave out one source after another
+    python benchmarks/planner.py --kinds          leave out one kind of run, program or generation after another
     python benchmarks/planner.py --nearest        write the runs and errors from which the planner takes its ranges
     python benchmarks/planner.py --data FOLDER    other tables of the same schema
 
@@ -17,8 +18,8 @@ import csv
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.fit import Measured, fit, mape, read_measured
 from frog.plan.estimate.nearest import MeasuredRun, features_of
-from frog.plan.estimate.predict import predict_row
+from frog.plan.estimate.predict import predict_row, spread_of
 
 _DATA = Path(__file__).with_name("measured_runs.csv")
 _NEAREST = Path(__file__).parents[1] / "src/frog/plan/estimate/measured.csv"
@@ -96,38 +97,94 @@ def _same_run(row: Measured) -> str:
     return f"{row.source}, {size}, {layout.global_batch} x {layout.seq_len}"
 
 
-def cross_validate(rows: Sequence[Measured], key: Callable[[Measured], str], start: Constants) -> None:
-    """Print the errors on each group with constants fitted on the others: mean, bias, nine of ten are below."""
-    for name, group in _groups(rows, key).items():
-        constants = fit([row for row in rows if key(row) != name], start)
-        by_source = [mape(part, constants) for part in _groups(group, lambda row: row.source).values()]
-        error = statistics.mean(by_source)
-        worst = np.quantile([100 * abs(math.expm1(row.error(constants))) for row in group], 0.9)
-        print(f"{name:<24} {len(group):>5} {error:>7.1f} {bias(group, constants):>+7.1f} {worst:>7.1f}", flush=True)
+@dataclass(frozen=True)
+class LeftOut:
+    """What constants that were fitted on all other runs say of some."""
+
+    error: float
+    """Mean over sources of their mean absolute errors, in per cent."""
+    bias: float
+    worst: float
+    """Nine of ten errors are below."""
+    inside: float
+    """Per cent of the measured times that are in the range of their prediction; each source has the same weight."""
 
 
-def kind_of_run(row: Measured) -> str:
-    """Return a kind of run, of which most sources have only one: what other constants could not learn from it."""
-    layout = row.run.layout
+def left_out(rows: Sequence[Measured], is_out: Callable[[Measured], bool], start: Constants) -> LeftOut:
+    """Fit on the other rows, and take the ranges of these from the errors of the others."""
+    known = [row for row in rows if not is_out(row)]
+    constants = fit(known, start)
+    among = runs_for_ranges(known, constants)
+    errors = defaultdict(list)
+    inside = defaultdict(list)
+    for row in rows:
+        if is_out(row):
+            error = row.error(constants)
+            errors[row.source].append(math.expm1(error))
+            inside[row.source].append(abs(error) <= math.log1p(spread_of(row.run, among)))
+    every = [error for found in errors.values() for error in found]
+    return LeftOut(
+        100 * statistics.mean(statistics.mean(map(abs, found)) for found in errors.values()),
+        100 * statistics.mean(every),
+        float(np.quantile([100 * abs(error) for error in every], 0.9)),
+        100 * statistics.mean(statistics.mean(found) for found in inside.values()),
+    )
+
+
+def cross_validate(rows: Sequence[Measured], names: Callable[[Measured], Iterable[str]], start: Constants) -> None:
+    """Leave out all rows of one name after the other, and print a line for each, and means over names."""
+    print(f"{'left out':<30} {'rows':>5} {'MAPE %':>7} {'bias %':>7} {'9 of 10':>7} {'in range %':>10}")
+    found = []
+    for name in sorted({name for row in rows for name in names(row)}):
+        out = [row for row in rows if name in names(row)]
+        found.append(left_out(rows, lambda row, name=name: name in names(row), start))  # type: ignore[misc]
+        print(f"{name:<30} {len(out):>5} {_cells(found[-1])}", flush=True)
+    means = LeftOut(*(statistics.mean(values) for values in zip(*map(astuple, found), strict=True)))
+    print(f"{'mean':<30} {'':>5} {_cells(means)}")
+
+
+def _cells(found: LeftOut) -> str:
+    return f"{found.error:>7.1f} {found.bias:>+7.1f} {found.worst:>7.1f} {found.inside:>10.0f}"
+
+
+def kinds_of_run(row: Measured) -> Iterator[str]:
+    """Yield the kinds that a run belongs to: what constants could not learn from runs without it."""
+    layout, cluster = row.run.layout, row.run.cluster
     if row.run.model.experts:
-        return "mixture of experts"
+        yield "mixture of experts"
     if layout.zero == 3:
-        return "FSDP"
-    if layout.num_gpus <= row.run.cluster.nvlink_domain:
-        return "in one NVLink domain"
-    slow = row.run.cluster.node_bandwidth < _SLOW_NETWORK
-    return "slow network" if slow else "pipeline" if layout.pp > 1 else "other"
+        yield "FSDP"
+    if layout.pp > 1:
+        yield "pipeline"
+    if layout.num_gpus <= cluster.nvlink_domain:
+        yield "in one NVLink domain"
+    elif cluster.node_bandwidth <= _SLOW_NETWORK:
+        yield "network of 800 Gbit/s or less"
+    yield f"program {row.run.program}"
+    yield f"generation {row.gpu.split('-')[0]}"
+
+
+def runs_for_ranges(rows: Sequence[Measured], constants: Constants) -> list[MeasuredRun]:
+    """Return at most `_MOST_NEAREST` runs of each source, with their errors."""
+    chosen = [row for group in _groups(rows, lambda row: row.source).values() for row in _some(group)]
+    return [
+        MeasuredRun(row.source, row.gpu, **features_of(row.run), program=row.run.program, error=row.error(constants))
+        for row in chosen
+    ]
+
+
+def _some(rows: Sequence[Measured]) -> Sequence[Measured]:
+    return rows[:: math.ceil(len(rows) / _MOST_NEAREST)]
 
 
 def write_nearest(rows: Sequence[Measured], constants: Constants) -> None:
-    """Write the sizes and the error of at most `_MOST_NEAREST` runs of each source, for `frog plan`."""
-    lines: list[list[object]] = [[field.name for field in fields(MeasuredRun)]]
-    for source, group in _groups(rows, lambda row: row.source).items():
-        for row in group[:: math.ceil(len(group) / _MOST_NEAREST)]:
-            sizes = [f"{value:.6g}" for value in features_of(row.run).values()]
-            lines.append([source, row.gpu, *sizes, f"{row.error(constants):.4f}"])
+    """Write the runs from which `frog plan` takes its ranges."""
     with _NEAREST.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(MeasuredRun)])
+        for run in runs_for_ranges(rows, constants):
+            source, gpu, *sizes, program, error = astuple(run)
+            writer.writerow([source, gpu, *(f"{value:.6g}" for value in sizes), program, f"{error:.4f}"])
 
 
 def _groups(rows: Iterable[Measured], key: Callable[[Measured], str]) -> dict[str, list[Measured]]:
@@ -142,6 +199,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=_DATA)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--cross", action="store_true")
+    parser.add_argument("--kinds", action="store_true")
     parser.add_argument("--nearest", action="store_true")
     args = parser.parse_args()
     rows = read_measured(args.data)
@@ -159,11 +217,10 @@ def main() -> None:
             print(f"    {name}={value:.4g},")
     if args.cross:
         print("\nfitted on the other sources")
-        cross_validate(rows, lambda row: row.source, constants)
-        print("\nfitted on the other GPUs")
-        cross_validate(rows, lambda row: row.gpu, constants)
+        cross_validate(rows, lambda row: [row.source], constants)
+    if args.kinds:
         print("\nfitted on the other kinds of run")
-        cross_validate(rows, kind_of_run, constants)
+        cross_validate(rows, kinds_of_run, constants)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from benchmarks.planner import spearman
+from benchmarks.planner import kinds_of_run, left_out, runs_for_ranges, spearman
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.fit import Measured, fit, mape, read_measured
+from frog.plan.estimate.nearest import measured_runs
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,3 +68,26 @@ def test_predicted_utilization_is_below_what_any_run_reaches() -> None:
         seconds = row.step_s * math.exp(row.error(FITTED))
         peak = max(run.cluster.gpu.peak_bf16, run.cluster.gpu.peak_fp8 * (run.layout.precision == "fp8"))
         assert flops / seconds / run.layout.num_gpus < 0.7 * peak, row.row_id
+
+
+def test_runs_left_out_get_constants_and_ranges_of_the_others() -> None:
+    rows = [row for row in measured() if row.source in ("korthikanti", "nemo_2407")]
+    slower = [replace(row, step_s=2 * row.step_s) if row.source == "nemo_2407" else row for row in rows]
+    found = left_out(rows, lambda row: row.source == "nemo_2407", FITTED)
+    wrong = left_out(slower, lambda row: row.source == "nemo_2407", FITTED)
+    assert found.error < 20
+    assert wrong.bias == pytest.approx((found.bias - 100) / 2)
+    assert (found.inside, wrong.inside) == (100, 0)
+
+
+def test_kinds_of_a_run_are_what_it_does_where() -> None:
+    kinds = {row.source: set(kinds_of_run(row)) for row in reversed(measured())}
+    assert kinds["torchtitan"] == {"FSDP", "program torchtitan", "generation H100"}
+    assert kinds["internevo"] == {"in one NVLink domain", "program internevo", "generation A100"}
+    assert "network of 800 Gbit/s or less" in kinds["vtrain_multi"]
+    assert {row.run.program for row in measured()} == {run.program for run in measured_runs()}
+
+
+def test_committed_runs_for_ranges_are_those_of_the_committed_constants() -> None:
+    for kept, found in zip(measured_runs(), runs_for_ranges(measured(), FITTED), strict=True):
+        assert kept.error == pytest.approx(found.error, abs=1e-4), "write them: benchmarks/planner.py --nearest"

@@ -40,6 +40,8 @@ _ROW_SIGMA = 0.05
 _MOST_ROWS = 120
 """Rows of one source that a fit uses."""
 _ROUNDS = 8
+_LEAST_GAIN = 1e-3
+"""Part of the sum of squares by which a round has to lower it for another one to follow."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,14 @@ def gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], at: np.ndarray, 
             tried[free] -= np.linalg.solve(square + damping * np.diag(np.diag(square)), slope)
             tried = np.minimum(tried, most)
             if (new := residuals(tried)) @ new < now @ now:
+                is_done = now @ now - new @ new < _LEAST_GAIN * (now @ now)
                 at, now, damping = tried, new, damping / 3
                 break
             damping *= 4
+        else:
+            is_done = True
+        if is_done:
+            break
     return at
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -31,21 +32,26 @@ class MeasuredRun:
     seq_len: float
     micro_tokens: float
     network: float
-    """Gbit/s of a GPU to the network."""
+    """Gbit/s of a GPU to the network; 0 if the run needs none."""
     experts: float
+    pp: float
+    zero: float
+    program: str
     error: float
 
 
 def features_of(run: PlannedRun) -> dict[str, float]:
-    """Return the sizes by which runs are near or far."""
-    layout = run.layout
+    """Return the numbers by which runs are near or far."""
+    layout, cluster = run.layout, run.cluster
     return {
         "num_gpus": layout.num_gpus,
         "parameters": run.model.num_parameters(),
         "seq_len": layout.seq_len,
         "micro_tokens": layout.tokens / layout.tp,
-        "network": run.cluster.network_bandwidth_per_gpu * 8 / 1e9,
+        "network": cluster.network_bandwidth_per_gpu * 8 / 1e9 if layout.num_gpus > cluster.nvlink_domain else 0.0,
         "experts": run.model.experts,
+        "pp": layout.pp,
+        "zero": layout.zero,
     }
 
 
@@ -53,11 +59,16 @@ def features_of(run: PlannedRun) -> dict[str, float]:
 def measured_runs() -> tuple[MeasuredRun, ...]:
     text = files("frog.plan.estimate").joinpath("measured.csv").read_text()
     _, *rows = csv.reader(text.splitlines())
-    return tuple(MeasuredRun(source, gpu, *map(float, numbers)) for source, gpu, *numbers in rows)
+    return tuple(
+        MeasuredRun(source, gpu, *map(float, numbers), program, float(error))
+        for source, gpu, *numbers, program, error in rows
+    )
 
 
-def nearest_runs(run: PlannedRun) -> list[tuple[float, MeasuredRun]]:
-    """Return the nearest measured runs, with their distance in doublings: another GPU counts as two, a mixture too."""
+def nearest_runs(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> list[tuple[float, MeasuredRun]]:
+    """Return the nearest measured runs, or the nearest of some, with their distance in doublings: another GPU counts as
+    two, a mixture too.
+    """
     sizes = features_of(run)
 
     def distance(other: MeasuredRun) -> float:
@@ -65,7 +76,7 @@ def nearest_runs(run: PlannedRun) -> list[tuple[float, MeasuredRun]]:
         kinds = 4.0 * (other.gpu != run.cluster.gpu.name) + 4.0 * (bool(other.experts) != bool(sizes["experts"]))
         return math.sqrt(sum(squares) + kinds)
 
-    found = sorted(((distance(other), other) for other in measured_runs()), key=lambda pair: pair[0])
+    found = sorted(((distance(other), other) for other in among or measured_runs()), key=lambda pair: pair[0])
     return found[:_NEAREST]
 
 
@@ -76,14 +87,14 @@ def _doublings(one: float, other: float) -> float:
     return math.log2(max(one, 1e-9) / max(other, 1e-9))
 
 
-def spread_of_nearest(run: PlannedRun) -> float:
+def spread_of_nearest(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> float:
     """Return the error that nine of ten of the nearest measured runs do not exceed, more for runs far from them."""
-    return typical_error(run) * (1 + WIDER * nearest_runs(run)[0][0])
+    return typical_error(run, among) * (1 + WIDER * nearest_runs(run, among)[0][0])
 
 
-def typical_error(run: PlannedRun) -> float:
+def typical_error(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> float:
     """Return the relative error that nine of ten of the nearest measured runs do not exceed."""
-    errors = sorted(abs(other.error) for _, other in nearest_runs(run))
+    errors = sorted(abs(other.error) for _, other in nearest_runs(run, among))
     return math.expm1(errors[round(0.9 * (len(errors) - 1))])
 
 

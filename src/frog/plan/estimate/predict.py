@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +12,10 @@ from frog.core.errors import ConfigError, UsageError
 from frog.core.schema import read_bounded, shortened
 from frog.plan.estimate.cells import Row
 from frog.plan.estimate.constants import FITTED, Constants
-from frog.plan.estimate.nearest import spread_of_nearest
+from frog.plan.estimate.nearest import MeasuredRun, measured_runs, spread_of_nearest
 from frog.plan.estimate.rows import PlannedRun, read_row
 
 COLUMNS = ("row_id", "step_time_s", "memory_gib", "step_time_low_s", "step_time_high_s", "why")
-_MEASURED_GPUS = ("A100-80GB", "H100-80GB", "H100-96GB-HBM2e-500W")
 _SPREAD = 0.16
 """With the factors below, nine of ten measured runs are inside, if their source was not fitted on."""
 _WIDER = {"gpu": 1.6, "experts": 2.0, "assumed": 1.3, "adapters": 2.0}
@@ -97,15 +96,17 @@ def predict_run(run: PlannedRun, row_id: str, *, only_layer: bool = False) -> Pr
     return Prediction(row_id, _why(run, memory.total), seconds, memory.total / 2**30, spread_of(run))
 
 
-def spread_of(run: PlannedRun) -> float:
-    """Return the relative width of the range around a prediction's time: at least what the nearest runs were off."""
-    return max(least_spread(run), spread_of_nearest(run))
+def spread_of(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> float:
+    """Return the relative width of the range around a prediction's time: at least what the nearest of the measured
+    runs were off, or of some of them.
+    """
+    return max(least_spread(run, among), spread_of_nearest(run, among))
 
 
-def least_spread(run: PlannedRun) -> float:
+def least_spread(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> float:
     """Return the least width of the range for a run of this kind."""
     spread = _SPREAD
-    if run.cluster.gpu.name not in _MEASURED_GPUS:
+    if all(run.cluster.gpu.name != other.gpu for other in among or measured_runs()):
         spread *= _WIDER["gpu"]
     if run.model.experts:
         spread *= _WIDER["experts"]

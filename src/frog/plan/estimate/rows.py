@@ -34,6 +34,8 @@ class PlannedRun:
     constants: Constants = FITTED
     adapters: Adapters | None = None
     """LoRA's; None: all parameters are trained."""
+    program: str = ""
+    """The first word of the column `software`."""
 
     @cached_property
     def step(self) -> StepModel:
@@ -88,7 +90,8 @@ def planned_run(model: PlannedModel, row: Row, cluster: Cluster | None = None) -
     layout = _layout(row, assumed)
     if problems := model.problems() or layout.problems(model):
         raise ConfigError("; ".join(problems))
-    return PlannedRun(model, layout, cluster or _cluster(row, assumed), tuple(assumed))
+    program = "".join(read_choice(row, "software").split(",")[0].split()[:1])
+    return PlannedRun(model, layout, cluster or _cluster(row, assumed), tuple(assumed), program=program)
 
 
 def _model(row: Row) -> PlannedModel:
