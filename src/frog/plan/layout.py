@@ -7,6 +7,7 @@ their name says bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,8 +50,6 @@ class Traits:
     """Tensor parallelism computes on one part of a product while it sends another."""
     overlaps_stages: bool = False
     """An interleaved pipeline sends to the next stage while it computes the next micro-batch."""
-    light_collectives: bool = False
-    """Collectives read registered buffers, so they occupy few multiprocessors (NCCL 2.24: 6 instead of 24 or so)."""
     dropout: bool = False
     fuses_gate: bool = True
     """A fused or compiled kernel computes a gated FFN's activation and product, and keeps only its two inputs."""
@@ -65,6 +64,8 @@ class Traits:
     """Eager norms, attention and routers keep normalized inputs, inverse roots, sums and probabilities, too."""
     loss_keeps_gradients: bool = False
     """The loss computes its gradients in the forward pass, and keeps these instead of the logits."""
+    pads_vocab: bool = False
+    """The output matrix has a multiple of 128 rows on each rank, as in Megatron."""
     loss_bytes: tuple[int, int] = (8, 12)
     """What the loss reads and writes for each logit, forward and backward; by default once in 16 and in 32 bits."""
     parallel_loss: bool = False
@@ -93,6 +94,10 @@ class Traits:
     """Float8 has a scale for each tile of 128 numbers, so that another kernel casts (DeepSeek-V3, section 3.5.2)."""
     launches_ahead: bool = False
     """CUDA graphs or compilation remove the cost of launching kernels one by one."""
+
+    def vocab_of_rank(self, vocab: int, tp: int) -> float:
+        """Return the rows of the output matrix on one of tp ranks."""
+        return math.ceil(vocab / tp / 128) * 128 if self.pads_vocab else vocab / tp
 
 
 @dataclass(frozen=True)

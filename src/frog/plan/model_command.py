@@ -35,6 +35,7 @@ _CHOICES = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
     "zero": ("0", "1", "2", "3"),
     "recompute": ("none", "selective", "alternate", "full"),
+    "reduce_dtype": ("bf16", "fp32"),
     "precision": ("bf16", "fp16", "fp8", "fp8_rowwise"),
 }
 _TEXTS = ("seq_parallel", "overlap_moe", "software", "year")

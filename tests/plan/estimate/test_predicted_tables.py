@@ -411,7 +411,7 @@ def test_one_layer_takes_as_long_as_korthikanti_measured(
     row = {**ROW, **shape, **batch, "micro_batch": "4", "seq_len": "2048", "vocab": "51200", "precision": "fp16"}
     row |= {"gpu": "A100-80GB", "year": "2022", "software": "Megatron-LM", "scope": "layer"}
     row |= {"seq_parallel": sequence_parallel, "recompute": recompute}
-    assert predict_row(row).step_time_s == pytest.approx(milliseconds / 1e3, rel=0.08)
+    assert predict_row(row).step_time_s == pytest.approx(milliseconds / 1e3, rel=0.09)
 
 
 def test_file_that_is_no_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

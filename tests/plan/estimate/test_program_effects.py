@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from frog.core.errors import ConfigError
 from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.layer_time import Times
+from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout, Precision, Recompute, Traits
 from frog.plan.links import Group
@@ -112,3 +114,43 @@ def test_tiles_of_float8_take_a_cast_of_their_own() -> None:
 
     assert casts("fp8", scales_tiles=True) == pytest.approx(3 * casts("fp8"))
     assert casts("bf16", scales_tiles=True) == 0
+
+
+def test_matrices_whose_rows_start_anywhere_are_loaded_in_small_pieces() -> None:
+    def head_s(vocab: int, **traits: bool) -> float:
+        model = PlannedModel(8, 4096, 32, 32, 128, 14336, vocab)
+        return StepModel(model, Layout(4096, 8, traits=Traits(**traits)), clusters()["a100x8"]).head.forward.products
+
+    whole = head_s(50304)
+    assert [head_s(vocab) / whole for vocab in (50296, 50300, 50298, 50257)] == pytest.approx([1, 2, 4, 8], rel=0.01)
+    assert head_s(50257, pads_vocab=True) == whole, "Megatron pads the vocabulary"
+
+
+def test_sizes_are_filled_up_to_whole_tiles() -> None:
+    kernels = StepModel(MIXTURE, Layout(4096, 8), clusters()["a100x8"]).kernels
+    wide = kernels.product(8192, 4096, 1920)
+    assert kernels.product(8192, 4096, 1800) == pytest.approx(wide, rel=0.01)
+    assert kernels.product(8192, 4096, 1792) < 0.96 * wide
+    times = [kernels.attention(64, 4096, 4096, (width, width)) for width in (108, 128)]
+    assert times[0] == times[1], "kernels of fused attention have widths of 96, 128 and so on"
+
+
+def test_fsdp_copies_what_it_gathers_and_reduces() -> None:
+    model = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256)
+
+    def lost_s(cast: int, **traits: bool) -> float:
+        layout = Layout(4096, 8, dp=8, zero=3, traits=Traits(gradient_bytes=cast, **traits))
+        return StepModel(model, layout, clusters()["h100x8"]).data[1]
+
+    rate = StepModel(model, Layout(4096, 8), clusters()["h100x8"]).kernels.memory_rate
+    for cast, num_bytes in ((2, 12), (4, 14)):
+        copies = lost_s(cast, keeps_whole_copy=False) - lost_s(cast)
+        assert copies == pytest.approx(num_bytes * model.num_parameters() / rate)
+
+
+def test_gradients_are_reduced_in_the_stated_precision() -> None:
+    assert traits_of({"software": "torchtitan", "reduce_dtype": "bf16"}).gradient_bytes == 2
+    assert traits_of({"software": "torchtitan"}).gradient_bytes == 4
+    assert traits_of({"software": "fms-fsdp"}).gradient_bytes == 2
+    with pytest.raises(ConfigError, match="reduce_dtype='int8': must be bf16 or fp32"):
+        traits_of({"reduce_dtype": "int8"})

@@ -19,7 +19,7 @@ from frog.plan.program.program_time import ProgramTime, StepClock
 
 CLUSTER = clusters()["h100x8"]
 MIB, GIB = 2**20, 2**30
-PRODUCT = ["product", 1, "forward", 1, 8192, 4096, 4096, 2, "mm"]
+PRODUCT = ["product", 1, "forward", 1, 8192, 4096, 4096, 2, 16, "mm"]
 GATHERED = 256 * MIB
 
 
@@ -82,7 +82,7 @@ def test_a_product_takes_the_time_of_the_kernel_model() -> None:
 
 
 def test_products_in_float32_take_longer_and_are_counted() -> None:
-    in_float32 = [*PRODUCT[:7], 4, "mm"]
+    in_float32 = [*PRODUCT[:7], 4, 16, "mm"]
     assert time_of(in_float32).products > 1.9 * time_of(PRODUCT).products
     assert time_of(in_float32).num_float32 == 1
 
@@ -119,6 +119,13 @@ def test_a_gpu_waits_for_python_until_a_synchronization_stops_both() -> None:
     )
 
 
+def test_a_product_whose_matrices_start_anywhere_takes_eight_times_as_long() -> None:
+    odd = [*PRODUCT[:-2], 2, "mm"]
+    assert time_of(odd).products == pytest.approx(8 * time_of(PRODUCT).products)
+    in_float32 = [[*PRODUCT[:7], 4, loaded, "mm"] for loaded in (4, 16)]
+    assert time_of(in_float32[0]).products == time_of(in_float32[1]).products
+
+
 def test_a_blocking_collective_is_exposed_whole() -> None:
     links = CLUSTER.links(FITTED)
     time = time_of(PRODUCT, collective("all_reduce"))
@@ -133,11 +140,12 @@ def test_a_started_collective_hides_behind_computation_until_it_is_awaited() -> 
     hidden = time_of(collective("all_gather", "started", "unshard 1"), *[PRODUCT] * 20, ["wait", "unshard 1"])
     assert alone.communication == pytest.approx(seconds + FITTED.launch_s)
     assert hidden.communication == 0
-    assert hidden.slowed == pytest.approx(20 / 112 * seconds)  # 20 of 132 multiprocessors
+    passes = 3 * GATHERED / (CLUSTER.gpu.memory_bandwidth * FITTED.memory)
+    assert hidden.slowed == pytest.approx(20 / 112 * seconds + passes)  # 20 of 132 multiprocessors
 
 
 def test_a_collective_takes_at_most_half_of_a_small_device() -> None:
-    small = replace(CLUSTER, gpu=replace(CLUSTER.gpu, num_sms=20))
+    small = replace(CLUSTER, gpu=replace(CLUSTER.gpu, num_sms=20, memory_bandwidth=1e20))
     rows = [collective("all_gather", "started", "unshard 1"), *[PRODUCT] * 2000, ["wait", "unshard 1"]]
     seconds = small.links(FITTED).gather(GATHERED, Group(8, 1))
     assert StepClock(small).play(facts_of(rows), 8).slowed == pytest.approx(seconds)
@@ -217,7 +225,7 @@ def test_text_says_if_the_program_fits_and_which_line_holds_the_peak(size: int, 
 
 def test_text_names_what_was_answered_skipped_and_assumed() -> None:
     facts = facts_of(
-        [[*PRODUCT[:7], 4, "mm"]],
+        [[*PRODUCT[:7], 4, 16, "mm"]],
         answered={"my.py:9": [".item()", 3]},
         no_rule={"my.op.default": 2},
         notes={"torch.compile": 1, "torch.save": 1},

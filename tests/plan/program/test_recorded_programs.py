@@ -300,3 +300,11 @@ def compare(name: str, facts: dict[str, Any], output: str = "") -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_no_row_of_a_program_changes_unnoticed(kind: str, request: pytest.FixtureRequest) -> None:
     compare(kind, *request.getfixturevalue(kind))
+
+
+def test_loads_of_a_matrix_are_as_long_as_all_its_rows_allow() -> None:
+    from frog.plan.program.recording_rank import loaded_at_once
+
+    odd = torch.empty(4, 50257, dtype=torch.bfloat16)
+    assert [loaded_at_once(one) for one in (odd, odd.t(), odd[:, :768])] == [2, 2, 2]
+    assert [loaded_at_once(odd.new_empty(7, width)) for width in (50304, 108, 150)] == [16, 8, 4]

@@ -41,7 +41,7 @@ MIXTURE = PlannedModel(
     24, 2048, 16, 4, 128, 8192, 32000, experts=16, experts_per_token=2, expert_ffn=2048, dense_layers=1
 )
 MIXTURE = replace(MIXTURE, window=1024, windowed_layers=12, layer_norms=4)
-MEGATRON = Traits("fused", overlaps_parameters=True, overlaps_tensor=True, overlaps_stages=True, light_collectives=True)
+MEGATRON = Traits("fused", overlaps_parameters=True, overlaps_tensor=True, overlaps_stages=True)
 TORCHTITAN = Traits(keeps_gathered=True, keeps_whole_copy=False, parallel_loss=True, launches_ahead=True)
 OLDER = Traits("scores", overlaps_gradients=False, dropout=True)
 INTERNEVO = Traits(gradient_bytes=2, step_bytes=14, norm_bytes=4)

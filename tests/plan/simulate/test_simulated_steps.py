@@ -40,7 +40,7 @@ def simulated_s(step: StepModel, disturbed: Disturbances | None = None) -> float
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("1f1b", 4), ("zero_bubble", 1)])
 def test_pipeline_of_equal_stages_takes_the_makespan_of_its_schedule(schedule: Schedule, chunks: int) -> None:
-    step = step_of(8, vocab=1, pp=8, global_batch=32, schedule=schedule, virtual_stages=chunks)
+    step = step_of(8, vocab=8, pp=8, global_batch=32, schedule=schedule, virtual_stages=chunks)
     gpu = replace(step.cluster.gpu, link_bandwidth=1e18)
     step = replace(step, cluster=replace(step.cluster, gpu=gpu), constants=QUICK)
     costs = Costs(step, schedule_of(step.layout))

@@ -31,8 +31,6 @@ class Constants:
     """Latency of one hop inside a node, with the start of the collective."""
     network_latency_s: float = 15e-6
     """Latency of one hop between nodes."""
-    overlap_slowdown: float = 0.3
-    """Slowdown of computation while a collective runs next to it."""
     hidden: float = 0.8
     """Fraction of the backward pass that can hide the reduction of gradients."""
     hidden_tensor: float = 0.6
@@ -44,20 +42,19 @@ class Constants:
 
 
 FITTED = Constants(
-    product=0.9353,
-    product_fp8=0.8232,
-    tile_s=2.227e-06,
-    wave_loss=0.8765,
-    attention=0.6669,
-    memory=0.7099,
-    launch_s=4.697e-05,
-    link=0.8737,
-    network=0.7159,
-    link_latency_s=1.088e-05,
-    network_latency_s=1.832e-05,
-    overlap_slowdown=0.7833,
+    product=0.918,
+    product_fp8=0.8452,
+    tile_s=1.771e-06,
+    wave_loss=0.8871,
+    attention=0.6533,
+    memory=0.7549,
+    launch_s=4.713e-05,
+    link=0.8136,
+    network=0.7176,
+    link_latency_s=1.023e-05,
+    network_latency_s=1.826e-05,
     hidden=1,
-    hidden_tensor=0.7477,
-    step_s=0.001999,
-    jitter=0.004594,
+    hidden_tensor=0.8057,
+    step_s=0.001992,
+    jitter=0.004557,
 )

@@ -2,7 +2,9 @@
 
 A product takes the longer of its arithmetic and its memory traffic (roofline, Williams et al. 2009). Its arithmetic
 rate depends on its size: tiles of 128 x 256 outputs fill the multiprocessors in waves, the last of which is partly
-empty, and each tile has a start and an end that do no arithmetic (NVIDIA, "Matrix multiplication background").
+empty, and each tile has a start and an end that do no arithmetic (NVIDIA, "Matrix multiplication background"). A size
+that is no multiple of a tile is computed as the next one, and rows of matrices that do not start at multiples of 16
+bytes are loaded in smaller pieces.
 """
 
 from __future__ import annotations
@@ -10,11 +12,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from frog.plan.columns import Column
 from frog.plan.estimate.constants import Constants
 from frog.plan.estimate.hardware import Gpu
 from frog.plan.layout import Layout
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
+_EDGE, _INNER_EDGE = 128, 32
+"""Sizes to which a product's outputs and its inner dimension are filled up: the sides of a tile, and what one step of
+the sum reads."""
+LOAD_BYTES = 16
+"""Bytes that a thread loads at once, if they start at a multiple of it; else a half, a quarter or an eighth."""
+_HEAD_EDGE = 32
+"""Step of the head widths for which fused attention has kernels."""
+COMMUNICATION_SMS = 20
+"""Multiprocessors that a collective takes from the computation next to it: DeepSeek-AI 2024, section 3.2.2, for NVLink
+and InfiniBand at once."""
+COMMUNICATION_PASSES = 3
+"""How often a byte of a collective passes the memory of a rank: written when it arrives, read to be added or used, and
+read to be sent on. On a slow network bytes are few in a second, and take little of the memory's bandwidth."""
 BLOCK = 128
 """Rows and columns of a block of scores in fused attention."""
 _OLDER_ATTENTION = {"flash1": 0.55, "triton": 0.77}
@@ -42,6 +58,19 @@ class Kernels:
         return gpu.sustained_bf16 * constants.product
 
     @property
+    def overlap_cost(self) -> float:
+        """Seconds of computation that each second of a collective next to it costs: what its multiprocessors would
+        have computed. A small device, or one that stands for threads, has fewer.
+        """
+        num_sms = self.gpu.num_sms
+        taken = min(COMMUNICATION_SMS, num_sms / 2)
+        return taken / (num_sms - taken)
+
+    def lost_beside(self, seconds: Column, num_bytes: Column) -> Column:
+        """Return the seconds that computation loses to a collective of so many bytes that runs next to it."""
+        return self.overlap_cost * seconds + COMMUNICATION_PASSES * num_bytes / self.memory_rate
+
+    @property
     def memory_rate(self) -> float:
         """Bytes per second of memory-bound operations."""
         return self.gpu.memory_bandwidth * self.constants.memory
@@ -55,19 +84,25 @@ class Kernels:
         *,
         rate: float | None = None,
         output_bytes: int = 2,
+        aligned: float | None = None,
     ) -> float:
         """Return the seconds of `num` equal products in one launch: (rows, inner) by (inner, columns).
+
+        `aligned` is the share of the rate that the starts of the matrices' rows leave; by default that of rows of
+        `inner` and `columns` numbers.
 
         Source:  roofline: max(2 r i c / (rate * size efficiency), bytes / memory rate).
         """
         if not rows:
             return 0.0
-        tiles = num * math.ceil(rows / _TILE_ROWS) * max(1.0, columns / _TILE_COLUMNS)
+        outputs = _filled(rows, _EDGE), _filled(columns, _EDGE)
+        tiles = num * math.ceil(rows / _TILE_ROWS) * max(1.0, outputs[1] / _TILE_COLUMNS)
         filled = tiles / (tiles + self.constants.wave_loss * self.gpu.num_sms)
         rate = rate or self.product_rate
         tile_s = 2.0 * _TILE_ROWS * _TILE_COLUMNS * inner * self.gpu.num_sms / rate
         deep = tile_s / (tile_s + self.constants.tile_s)
-        arithmetic = 2.0 * num * rows * inner * columns / (rate * filled * deep)
+        whole = 2.0 * num * math.prod(outputs) * _filled(inner, _INNER_EDGE)
+        arithmetic = whole / (rate * filled * deep * (aligned or aligned_share(inner, columns)))
         traffic = num * (2.0 * inner * (rows + columns) + output_bytes * rows * columns)
         return max(arithmetic, traffic / self.memory_rate)
 
@@ -79,7 +114,7 @@ class Kernels:
         """
         forward = self.product(rows, inner, columns, num)
         of_input = self.product(rows, columns, inner, num)
-        of_weight = self.product(inner, rows, columns, num, output_bytes=8)
+        of_weight = self.product(inner, rows, columns, num, output_bytes=8, aligned=aligned_share(inner, columns))
         casts = self._casts(rows * num, inner), self._casts(rows * num, columns)
         return forward + casts[0], of_input + of_weight + casts[1]
 
@@ -103,6 +138,7 @@ class Kernels:
         if self.layout.traits.attention == "scores":
             return self._attention_with_scores(batch_heads, queries, keys, dims)
         gpu = self.gpu
+        dims = int(_filled(dims[0], _HEAD_EDGE)), int(_filled(dims[1], _HEAD_EDGE))
         kind = self.layout.traits.attention
         best = gpu.attention_fused if kind == "fused" else gpu.attention * _OLDER_ATTENTION.get(kind, 1.0)
         best *= (dims[0] / (dims[0] + _EXPONENTIAL_WIDTH)) / (128 / (128 + _EXPONENTIAL_WIDTH))
@@ -128,3 +164,16 @@ class Kernels:
         scores, dropout = batch_heads * queries * keys, self.layout.traits.dropout
         forward = sum(products) + self.moves(scores * (4 + 5 * dropout))
         return forward, 2 * sum(products) + self.moves(scores * (6 + 5 * dropout))
+
+
+def _filled(size: float, edge: int) -> float:
+    """Return a size filled up to a multiple of `edge`; smaller ones have smaller tiles."""
+    return math.ceil(size / edge) * edge if size > edge else size
+
+
+def aligned_share(*widths: float) -> float:
+    """Return the share of the rate that a product keeps whose matrices have rows of these lengths, of 16-bit numbers:
+    1 for multiples of 8, an eighth for odd ones. Lengths that are means of several count as aligned.
+    """
+    starts = [math.gcd(LOAD_BYTES, 2 * int(width)) for width in widths if width == int(width)]
+    return min(starts, default=LOAD_BYTES) / LOAD_BYTES

@@ -19,9 +19,6 @@ _COLLECTIVES = 2
 """Tensor-parallel collectives of a pass. Each is launched like a kernel, and waits for the slowest of tp processes:
 another launch for each doubling of tp."""
 
-_LIGHT = 0.25
-"""Slowdown of light collectives, of the usual one: the ratio of multiprocessors that they occupy."""
-
 
 @dataclass(frozen=True)
 class Times:
@@ -74,19 +71,13 @@ class LayerModel:
     kernels: Kernels
     links: Links
 
-    @property
-    def overlap_cost(self) -> float:
-        """Slowdown of computation, as a fraction of the time of the collective next to it."""
-        light = _LIGHT if self.layout.traits.light_collectives else 1.0
-        return self.kernels.constants.overlap_slowdown * light
-
-    def slowed(self, communication: Column, exposed: Column) -> Column:
+    def slowed(self, communication: Column, num_bytes: Column, exposed: Column) -> Column:
         """Return the seconds that computation takes longer than it would alone, beyond the exposed communication.
 
-        While c seconds of communication run, s c seconds of computation are lost: both take max(c, computation + s c).
+        While c seconds of communication run, l seconds of computation are lost: both take max(c, computation + l).
         Computation that ends before the communication costs nothing, however slow it was.
         """
-        return most(0.0, self.overlap_cost * communication - exposed)
+        return most(0.0, self.kernels.lost_beside(communication, num_bytes) - exposed)
 
     @property
     def overlaps_experts(self) -> bool:
@@ -130,7 +121,7 @@ class LayerModel:
         Source:  DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1.
         """
         hidden = min(comm.expert, computation)
-        return replace(comm, expert=comm.expert - hidden * (1 - self.overlap_cost))
+        return replace(comm, expert=comm.expert - hidden * (1 - self.kernels.overlap_cost))
 
     def _recomputed(self, forward: Times) -> Times:
         """Return what the backward pass computes again.
@@ -230,7 +221,9 @@ class LayerModel:
         model, layout, links = self.model, self.layout, self.links
         tensor = 2 * links.all_reduce(self.stream_bytes, Group(layout.tp, 1))
         if layout.traits.overlaps_tensor:
-            tensor -= min(self.kernels.constants.hidden_tensor * tensor, products) * (1 - self.overlap_cost)
+            hidden = min(self.kernels.constants.hidden_tensor * tensor, products)
+            hidden_bytes = 4 * self.stream_bytes * hidden / tensor if tensor else 0.0
+            tensor -= hidden - self.kernels.lost_beside(hidden, hidden_bytes)
         keys_values = 2.0 * layout.tokens * 2 * model.kv_heads * model.head_dim / layout.tp
         ring = links.gather(keys_values * layout.cp, Group(layout.cp, layout.tp))
         context = max(ring / layout.cp, ring - attention)

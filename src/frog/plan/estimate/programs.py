@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from frog.core.errors import ConfigError
+from frog.core.schema import shortened
 from frog.plan.estimate.cells import Row, read_choice, read_year, read_yes
 from frog.plan.layout import Attention, Traits
 
 
+_REDUCED = {"bf16": 2, "fp32": 4}
+"""Bytes of a number in the reduction of gradients, by the column `reduce_dtype`."""
+
+
 def traits_of(row: Row) -> Traits:
+    """Return what the named program does, and in which precision it reduces gradients if the row says so.
+
+    Raises:  ConfigError for another precision.
+    """
+    traits, dtype = _usual_traits(row), read_choice(row, "reduce_dtype")
+    if not dtype:
+        return traits
+    if dtype not in _REDUCED:
+        raise ConfigError(f"reduce_dtype={shortened(dtype)!r}: must be bf16 or fp32")
+    return replace(traits, gradient_bytes=_REDUCED[dtype])
+
+
+def _usual_traits(row: Row) -> Traits:
     """Return what the named program does, by its documentation:
 
     Megatron-DeepSpeed, Megatron-LM until 2022    attention with scores and dropout, no overlap
@@ -19,6 +40,7 @@ def traits_of(row: Row) -> Traits:
                                                   which a kernel of its own casts
     torchtitan                                    FlashAttention 2, compiled; async TP where the row says so; since 2025
                                                   its loss is compiled with the model
+    llm-foundry, fms-fsdp                         reduce gradients in 16 bits
     InternEvo                                     reduces gradients in 16 bits; AdamW of torch 1.13 on one flat tensor
     Frog                                          float32 weights; gradients overlap if the run file says so
     all until 2023                                FlashAttention 1
@@ -34,7 +56,6 @@ def traits_of(row: Row) -> Traits:
             "fused",
             overlaps_parameters=True,
             overlaps_stages=True,
-            light_collectives=True,
             overlaps_experts=overlaps_experts,
             dispatches_fp8=True,
             scales_tiles=True,
@@ -47,6 +68,7 @@ def traits_of(row: Row) -> Traits:
         return Traits(
             "scores",
             overlaps_gradients=False,
+            pads_vocab=True,
             dropout=True,
             gradient_bytes=2 if half else 4,
             loss_bytes=_MEGATRON_LOSS,
@@ -57,12 +79,12 @@ def traits_of(row: Row) -> Traits:
         return Traits(
             "fused",
             gradient_bytes=2 if nemo or bridge else 4,
+            pads_vocab=True,
             loss_bytes=_FUSED_LOSS if bridge else _JIT_LOSS if nemo else _MEGATRON_LOSS,
             overlaps_parameters=True,
             overlaps_tensor=True,
             overlaps_stages=True,
             sends_groups_once=bridge,
-            light_collectives=True,
             overlaps_experts=overlaps_experts,
             overlaps_far_experts=bridge and not drops and not row.get("overlap_moe"),
         )
@@ -84,7 +106,7 @@ def traits_of(row: Row) -> Traits:
             keeps_whole_copy=False,
             loss_bytes=_EAGER_LOSS,
         )
-    size = 2 if "intern" in software else 4
+    size = 2 if any(name in software for name in ("intern", "llm-foundry", "fms-fsdp")) else 4
     first: Attention = "triton" if "llm-foundry" in software else "flash1"
     whole, flat = "fsdp" not in software, "intern" in software
     return Traits(

@@ -194,7 +194,7 @@ class StepModel:
     def head(self) -> Passes:
         """The passes through the embedding, the output matrix and the loss, whose traffic depends on the program."""
         model, layout = self.model, self.layout
-        columns = model.vocab / layout.tp
+        columns = layout.traits.vocab_of_rank(model.vocab, layout.tp)
         kernels = replace(self.kernels, layout=_without_fp8(layout))
         forward, backward = kernels.linear(layout.tokens, model.hidden, columns)
         sizes = layout.traits.loss_bytes
@@ -260,8 +260,11 @@ class StepModel:
         hidden = self.hidden_transfer(reduce, backward) if traits.overlaps_gradients else 0.0
         hidden_gather = self.hidden_transfer(gathered, backward / 2) if traits.overlaps_parameters else 0.0
         slowed = 0.0
-        for seconds, behind in ((reduce, hidden), (gathered, hidden_gather)):
-            slowed = slowed + choose(behind > 0, self.layers.slowed(seconds, seconds - behind), 0.0)
+        passes = choose(self.layout.zero > 0, 1, 2)  # an all-reduce is a reduce-scatter and a gather
+        sizes = passes * traits.gradient_bytes, self.layout.gathered_bytes
+        for seconds, behind, size in zip((reduce, gathered), (hidden, hidden_gather), sizes, strict=True):
+            lost = self.layers.slowed(seconds, size * self.stage_parameters, seconds - behind)
+            slowed = slowed + choose(behind > 0, lost, 0.0)
         return reduce + gathered - hidden - hidden_gather, slowed
 
     def hidden_transfer(self, seconds: Column, one_pass: Column) -> Column:
@@ -304,9 +307,26 @@ class StepModel:
         reduce = sum(reductions)
         num_micro = self.layout.num_micro
         communication = self.heaviest_layers * (2 * gather + reduce) * num_micro
-        computation = self.stage_seconds[0] * num_micro
+        sizes = 2 * self.layout.gathered_bytes + self.layout.traits.gradient_bytes
+        num_bytes = sizes * self.stage_parameters * num_micro
+        copies = self.kernels.moves(self.copied_bytes * self.stage_parameters) * num_micro
+        computation = self.stage_seconds[0] * num_micro + copies
         exposed = most(0.0, communication - computation)
-        return (gather + reduce) * num_micro + exposed, self.layers.slowed(communication, exposed)
+        return (gather + reduce) * num_micro + exposed, self.layers.slowed(communication, num_bytes, exposed) + copies
+
+    @property
+    def copied_bytes(self) -> float:
+        """Bytes that FSDP moves for each parameter next to the computation of a micro-batch.
+
+        It copies what was gathered into the parameters, twice, and gradients, cast, into the buffer that is reduced.
+        Programs with whole buffers of their own (Megatron, DeepSpeed) gather into these.
+
+        Source:  torch's `foreach_all_gather_copy_out` and `foreach_reduce_scatter_copy_in` (FSDP2).
+        """
+        layout = self.layout
+        if layout.traits.keeps_whole_copy:
+            return 0.0
+        return 2 * 2 * layout.gathered_bytes + 2 + layout.traits.gradient_bytes
 
     @cached_property
     def layer_transfers(self) -> tuple[Column, Column, Column]:

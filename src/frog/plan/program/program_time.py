@@ -16,15 +16,12 @@ from typing import Any, Protocol
 from frog.plan.columns import log2
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
-from frog.plan.estimate.kernels import BLOCK, Kernels
+from frog.plan.estimate.kernels import BLOCK, LOAD_BYTES, Kernels
 from frog.plan.layout import Layout
 from frog.plan.links import Group, Links
 
 _MODEL_PASSES = ("forward", "backward")
 """Passes whose operations count for the MFU: what is recomputed does not."""
-COMMUNICATION_SMS = 20
-"""Multiprocessors that a collective takes from the computation next to it: DeepSeek-AI 2024, section 3.2.2, for NVLink
-and InfiniBand at once. The formula's `overlap_slowdown`, fitted on clusters with fast networks, has no such cause."""
 
 
 class NotYet(Exception):
@@ -167,6 +164,7 @@ class StepClock:
     """When the last collective under a key ends, its group, and its line."""
     started: float = 0.0
     """Seconds of the collectives next to which the program computes."""
+    started_bytes: float = 0.0
     started_exposed: float = 0.0
     rank: int = 0
     meetings: Meetings | None = None
@@ -210,14 +208,13 @@ class StepClock:
         """Return the time of the step that ends here, and begin a new one."""
         self._wait_for_all()
         result = self.result
-        num_sms = self.cluster.gpu.num_sms
-        taken = min(COMMUNICATION_SMS, num_sms // 2)  # a small device, or one that stands for threads, has fewer
-        result.slowed = max(0.0, taken / (num_sms - taken) * self.started - self.started_exposed)
+        lost = self.kernels.lost_beside(self.started, self.started_bytes)
+        result.slowed = max(0.0, lost - self.started_exposed)
         doublings = log2(max(1.0, num_gpus / self.cluster.gpus_per_node))
         result.other = self.constants.step_s
         result.other += float((result.total - result.other) * self.constants.jitter * doublings)
         self.gpu += result.slowed + result.other
-        self.result, self.started, self.started_exposed = ProgramTime(), 0.0, 0.0
+        self.result, self.started, self.started_bytes, self.started_exposed = ProgramTime(), 0.0, 0.0, 0.0
         return result
 
     def _launched(self, passed: str, seconds: float, line: int, cause: str) -> None:
@@ -244,7 +241,16 @@ class StepClock:
         self.result.trace.compute(passed, self.gpu - seconds, self.gpu)
 
     def _product(
-        self, line: int, passed: str, num: int, rows: int, inner: int, columns: int, itemsize: int, name: str
+        self,
+        line: int,
+        passed: str,
+        num: int,
+        rows: int,
+        inner: int,
+        columns: int,
+        itemsize: int,
+        loaded: int,
+        name: str,
     ) -> None:
         kernels, gpu = self.kernels, self.cluster.gpu
         rate = kernels.product_rate
@@ -253,7 +259,8 @@ class StepClock:
             self.result.num_float32 += 1
         elif itemsize == 1 and gpu.sustained_fp8:
             rate = gpu.sustained_fp8 * self.constants.product_fp8
-        seconds = kernels.product(rows, inner, columns, num, rate=rate, output_bytes=max(2, itemsize))
+        share = loaded / LOAD_BYTES if itemsize == 2 else 1.0
+        seconds = kernels.product(rows, inner, columns, num, rate=rate, output_bytes=max(2, itemsize), aligned=share)
         if passed in _MODEL_PASSES:
             self.result.model_flops += 2.0 * num * rows * inner * columns
         self._launched(passed, seconds, line, "products")
@@ -319,6 +326,7 @@ class StepClock:
         if mode == "started":
             self.ends[key] = end, where, line
             self.started += seconds
+            self.started_bytes += num_bytes
             return
         self._until(end, where, line)
 

@@ -2,7 +2,7 @@
 
 A dispatch mode sees every operation before torch's fake tensor mode answers it. It writes one row for each:
 
-    ["product", line, pass, num, rows, inner, columns, itemsize, name]
+    ["product", line, pass, num, rows, inner, columns, itemsize, bytes that a load reads at once, name]
     ["attention", line, pass, batch x heads, queries, keys, width of q and k, width of v, causal, backward, name]
     ["memory", line, pass, bytes that it reads and writes, name]
     ["collective", line, pass, kind, bytes, ranks, stride, "blocking" or "started", key, index of the group]
@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from frog.plan.estimate.kernels import LOAD_BYTES
 from frog.plan.program.known_values_rank import computed, fake_results, follow, value_of
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
@@ -440,19 +441,26 @@ def product_row(name: str, args: Any, outputs: list[Any]) -> list[Any] | None:
     if name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm"):
         left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
         *batch, rows, inner = left.shape
-        return ["product", math.prod(batch), rows, inner, right.shape[-1], left.element_size()]
+        sizes = math.prod(batch), rows, inner, right.shape[-1], left.element_size()
+        return ["product", *sizes, min(map(loaded_at_once, (left, right, *outputs[:1])))]
     if name == "convolution":
         weight, result = args[1], outputs[0]
         columns, *filter_sizes = weight.shape
         rows = result.shape[0] * math.prod(result.shape[2:])
-        return ["product", 1, rows, math.prod(filter_sizes), columns, weight.element_size()]
+        return ["product", 1, rows, math.prod(filter_sizes), columns, weight.element_size(), LOAD_BYTES]
     if name == "convolution_backward":
         grad, _, weight = args[:3]
         columns, *filter_sizes = weight.shape
         rows = grad.shape[0] * math.prod(grad.shape[2:])
         num_results = sum(map(bool, args[-1][:2]))
-        return ["product", num_results, rows, columns, math.prod(filter_sizes), weight.element_size()]
+        return ["product", num_results, rows, columns, math.prod(filter_sizes), weight.element_size(), LOAD_BYTES]
     return None
+
+
+def loaded_at_once(matrix: Any) -> int:
+    """Return how many bytes of a matrix, or of each in a batch, one load reads: its rows start at multiples of them."""
+    step = max(matrix.stride()[-2:]) * matrix.element_size()
+    return math.gcd(LOAD_BYTES, step)
 
 
 def attention_row(name: str, args: Any) -> list[Any] | None:
