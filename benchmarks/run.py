@@ -80,7 +80,7 @@ BENCHMARKS = {
     "network": Benchmark("network.py", tiny=("--rounds", "1", "--tiny")),
     "observe": Benchmark("observe.py", tiny=("--pairs", "2", "--block-s", "0.2", "--hangs", "1")),
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
-    "planner": Benchmark("planner.py", ("--cross",)),
+    "planner": Benchmark("planner.py", ("--cross", "--kinds")),
     "planner_here": Benchmark("planner_here.py", tiny=("--tiny",)),
     "planner_kinds": Benchmark("planner_kinds.py", ("--rows",), ("--only", "vLLM")),
     "planner_memory": Benchmark("planner_memory.py", tiny=("--only", "1B, 8 GPUs, none, micro-batch 1")),

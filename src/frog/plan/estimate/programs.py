@@ -9,7 +9,6 @@ from frog.core.schema import shortened
 from frog.plan.estimate.cells import Row, read_choice, read_year, read_yes
 from frog.plan.layout import Attention, Traits
 
-
 _REDUCED = {"bf16": 2, "fp32": 4}
 """Bytes of a number in the reduction of gradients, by the column `reduce_dtype`."""
 
