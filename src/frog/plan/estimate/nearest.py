@@ -59,10 +59,11 @@ def features_of(run: PlannedRun) -> dict[str, float]:
 def measured_runs() -> tuple[MeasuredRun, ...]:
     text = files("frog.plan.estimate").joinpath("measured.csv").read_text()
     _, *rows = csv.reader(text.splitlines())
-    return tuple(
-        MeasuredRun(source, gpu, *map(float, numbers), program, float(error))
-        for source, gpu, *numbers, program, error in rows
-    )
+    found = []
+    for source, gpu, *numbers, program, error in rows:
+        sizes = dict(zip(_NUMBERS, map(float, numbers), strict=True))
+        found.append(MeasuredRun(source, gpu, **sizes, program=program, error=float(error)))
+    return tuple(found)
 
 
 def nearest_runs(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> list[tuple[float, MeasuredRun]]:
@@ -81,6 +82,7 @@ def nearest_runs(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> list[tup
 
 
 _SIZES = ("num_gpus", "parameters", "seq_len", "micro_tokens")
+_NUMBERS = (*_SIZES, "network", "experts", "pp", "zero")
 
 
 def _doublings(one: float, other: float) -> float:
