@@ -54,11 +54,13 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if any(_has_called(rank, found) or (_works(rank) and not calls_nothing_more(rank.stack)) for rank in missing):
         return None
     branch = branch_around(evidence, found)
-    branch = None if branch is not None and branch.is_shared else branch
+    is_over = all(calls_nothing_more(rank.stack) for rank in missing)
+    if branch is not None and branch.is_shared and not is_over:
+        branch = None  # the other ranks' own call may still come
     has_returned = branch is not None and branch.block.kind == "return" and all(is_finished(rank) for rank in missing)
     if has_returned and len(missing) <= len(found.calls):
         return None  # `finished_rank` names the ranks that returned
-    certain, passed = branch is not None and branch.is_proof, str(branch) if branch is not None else None
+    certain, passed = branch is not None and (branch.is_proof or is_over), str(branch) if branch is not None else None
     if branch is None and (block := _branch_of_callers(evidence, found)) is not None:
         certain, passed = False, f"{block}{source_words(block)}"
     if passed is None:
