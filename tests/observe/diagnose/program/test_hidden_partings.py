@@ -22,6 +22,7 @@ with suppress(OSError):
         dist.broadcast(name, src=0)
 dist.all_reduce(same)
 """
+TWICE = "if rank == 1:\n    dist.broadcast(name, src=0)\n" * 3 + "dist.all_reduce(same)\n"
 ONE_SIDE = ("dist.broadcast(name, src=0)\n    else", "pass\n    else")
 
 
@@ -32,8 +33,9 @@ ONE_SIDE = ("dist.broadcast(name, src=0)\n    else", "pass\n    else")
         (PROBE.replace("src=0)\n    else", "src=0)\n    if rank != 0"), 0, False, "hides, led only rank 0 past it"),
         (PROBE.replace(*ONE_SIDE).replace("create()", "1"), 1, True, "only some ranks pass `if rank"),
         (PROBE.replace(*ONE_SIDE), 1, False, "only some ranks pass `if rank"),
+        (TWICE, 1, True, "only some ranks pass `if rank == 1:` in line 5"),
     ],
-    ids=["two sides", "two tests", "one side", "a function on the other side"],
+    ids=["two sides", "two tests", "one side", "a function on the other side", "the same test again"],
 )
 def test_side_of_a_test_proves_nothing_if_the_other_side_has_the_same_call(
     tmp_path: Path, text: str, odd: int, certain: bool, words: str
@@ -76,6 +78,7 @@ def test_call_that_begins_a_new_visit_of_a_loop_is_not_one_more_round(tmp_path: 
         ((70, 7, 0), 70, False),
         ((70, 7, 70, 7), 70, True),
         ((70, 70, 70, 70), 70, False),
+        ((*range(1, 601), 0, *range(1, 601)), 1, False),  # more calls than are compared
     ],
 )
 def test_visit_of_a_loop_is_known_by_calls_of_several_sizes(sizes: tuple[int, ...], last: int, anew: bool) -> None:
@@ -320,8 +323,41 @@ def test_rank_in_the_outer_of_two_calls_of_a_line_has_left_the_inner_one(tmp_pat
     step = ("all_reduce", 8, 3)
     ranks = [rank(0, step, step, pending=1), rank(1, step, ("all_gather", 2, 6), pending=1)]
     found = found_in(tmp_path, ANSWER.format(call=call), ways, *ranks)
-    assert (found.fault, found.rank) == (fault, 1)
+    assert (found.fault, found.rank, found.certain) == (fault, 1, False)
     assert ("rank 1 has left the loop `while not request.done:` in line 2" in found.finding) is (fault == "batches")
+
+
+OF_ONE_SIZE = """\
+{head}
+    for part in request:
+        dist.all_reduce(part)
+    {then}
+    dist.barrier()
+for request in requests:
+    run(request)
+"""
+ROUND, FUNCTION = "for request in requests:", "def run(request):"
+
+
+@pytest.mark.parametrize(
+    ("head", "then", "certain"),
+    [
+        (ROUND, "log(request)", True),
+        (ROUND, "if bad(request): continue", False),
+        (ROUND, "if bad(request): break", False),
+        (FUNCTION, "log(request)", True),
+        (FUNCTION, "if bad(request): return", False),
+    ],
+)
+def test_rank_in_the_next_visit_of_a_loop_after_a_call_it_left_out_proves_no_round_more(
+    tmp_path: Path, head: str, then: str, certain: bool
+) -> None:
+    name = "run" if head == FUNCTION else "<module>"
+    ways = {line: [(line, name), *([(7, "<module>")] if head == FUNCTION else [])] for line in (3, 5)}
+    step = ("all_reduce", 8, 3)
+    ranks = [rank(0, step, step, pending=1), rank(1, step, ("barrier", 1, 5), pending=1)]
+    found = found_in(tmp_path, OF_ONE_SIZE.format(head=head, then=then), ways, *ranks)
+    assert (found.fault, found.rank, found.certain) == ("batches", 1, certain)
 
 
 ROLLOUT = """\

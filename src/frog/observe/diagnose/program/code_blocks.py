@@ -190,6 +190,7 @@ def called_on_other_sides(block: Block) -> set[str]:
 
 
 def _other_sides(block: Block) -> list[Block]:
+    """Return what other tests of the rank in the same function guard. The same test again lets the same ranks pass."""
     if not block.tests_rank or block.kind not in ("if", "else"):
         return []
     source = source_of(block.file)
@@ -199,6 +200,7 @@ def _other_sides(block: Block) -> list[Block]:
         if each.tests_rank
         and each.kind in ("if", "else")
         and (each.last < block.first or block.last < each.first)
+        and (each.kind, each.text) != (block.kind, block.text)
         and _function_around(source, each.line) == _function_around(source, block.line)
     ]
 

@@ -398,6 +398,15 @@ def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | 
 # ---- the statements by which a rank leaves out a call ----------------------------------------------------------------
 
 
+def may_leave_out(line: CodeLine, since: int) -> bool:
+    """True if a statement between a line and a later one of its function may lead a rank past that, into another round.
+
+    Of a `continue`, a `break` or a handler, also one before the first line.
+    """
+    returns = any(block.line > since for block in _returns_before(line))
+    return returns or any(way.first < line.line for way in exits_past(line))
+
+
 def ways_past(line: CodeLine, loop: Block | None = None) -> str:
     """Return the statements with which a rank leaves a loop, or a round of it, before a line; empty if there are none.
 

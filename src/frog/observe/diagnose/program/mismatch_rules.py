@@ -374,7 +374,7 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         in_step = all(same_line(a.line, b.line) for a, b in zip(sides.odd_before, sides.other_before, strict=False))
         return base.with_more(
             fault="batches",
-            certain=is_proved(parting, inside) and in_step and bool(sides.other_before) and not caught,
+            certain=is_proved(parting, inside, outside) and in_step and bool(sides.other_before) and not caught,
             finding=f"{differ}: {leaves_loop(parting, sides.odd, sides.other, stack_of(inside), stack_of(outside))}"
             + sources_of_loop(parting, stack_of(inside)),
             advice=EVEN_ROUNDS,

@@ -19,6 +19,8 @@ from frog.observe.diagnose.program.code_partings import (
     branch_past,
     handler_past,
     holds_stack,
+    may_leave_out,
+    parting_lines,
     stack_of,
     tests_before,
     tests_in_loop,
@@ -97,8 +99,8 @@ def visits_of(loop: Block, calls: list[Call]) -> list[int]:
     return [sum(1 for _ in made) for is_in, made in _in_and_out(loop, calls) if is_in]
 
 
-_LEAST_CALLS = 2
-"""Fewest calls of a visit, of more than one size, that tell where a visit begins."""
+_LEAST_CALLS, _MOST_CALLS = 2, 1000
+"""Fewest calls of a visit, of more than one size, that tell where a visit begins; most of a rank that are compared."""
 
 
 def begins_anew(calls: list[Call], call: Call) -> bool:
@@ -107,7 +109,7 @@ def begins_anew(calls: list[Call], call: Call) -> bool:
     The calls since one of the same size are all calls of an earlier visit, in their order, or the same calls have come
     several times.
     """
-    runs = [list(run) for _, run in itertools.groupby(calls, key=lambda each: each.line)]
+    runs = [list(run) for _, run in itertools.groupby(calls[-_MOST_CALLS:], key=lambda each: each.line)]
     visits = [[_form(each) for each in run] for run in runs if call.line and run[0].line == call.line]
     if not visits or calls[-1].line != call.line:
         return False
@@ -127,10 +129,18 @@ def _in_and_out(loop: Block, calls: list[Call]) -> Iterator[tuple[bool, Iterator
     return itertools.groupby(calls, key=lambda call: holds_stack(loop, stack_of(call)))
 
 
-def is_proved(parting: Parting, inside: Call) -> bool:
-    """True if the rank that left a loop made fewer rounds of it, whatever else the program does."""
+def is_proved(parting: Parting, inside: Call, outside: Call) -> bool:
+    """True if the rank that left a loop made fewer rounds of it, whatever else the program does.
+
+    No rank may be in another round of an outer loop: as after a call that it left out, or if the other is at an earlier
+    line, or at the same one.
+    """
+    lines = parting_lines(stack_of(inside), stack_of(outside))
     is_common = parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
-    return is_common and parting.is_past  # at an earlier line, it may be in another round of an outer loop
+    if lines is None or not (is_common and parting.is_past):
+        return False
+    since = lines[0].line if parting.is_deeper else parting.block.line
+    return not may_leave_out(lines[1], since)
 
 
 def leaves_loop(
