@@ -170,6 +170,8 @@ def said(folder: Path, earlier: Lines, later: Lines) -> Broken | str | None:
     return found
 
 
+REST: dict[str, Any] = {**IN_ORDER, "samples": 15, "batches": 5}
+"""As of `Subset(dataset, range(9, 24))`."""
 COPIES = [*EPOCH[:4], *EPOCH[:4]]
 ALL_AGAIN = "9 of the 9 samples of the epoch that rank 0 had trained when the checkpoint was saved come again"
 FIRST = interrupted(NEXT, EPOCH[:3], after=11, **RANDOM)
@@ -186,6 +188,8 @@ KILLED = [line for line in WITHOUT if line["kind"] != "end"]
         (interrupted(EPOCH[:3], after=3, **RANDOM), resumed(AT_3, EPOCH, **RANDOM), ("likely", ALL_AGAIN)),
         (interrupted(NEXT, EPOCH[:3], after=11, **EACH_EPOCH), resumed(AT_3, NEXT, **{**EACH_EPOCH, "epoch": 2}),
          ("certain", "it has the order of epoch 2, not the rest of epoch 1")),
+        (interrupted(NEXT, EPOCH[:3], after=11, **EACH_EPOCH),
+         resumed(AT_3, NEXT, passed=3, **{**EACH_EPOCH, "epoch": 2}), ("certain", "6 of the 9 samples")),
         (interrupted(NEXT, EPOCH[:3], after=11, path=None, **RANDOM), resumed(AT_3, EPOCH, **RANDOM),
          ("certain", ALL_AGAIN)),  # a library wrote the file: its numbers tell that it is the same
         (interrupted(EPOCH[:3], after=3, skipped=None), resumed(AT_3, EPOCH, skipped=None),
@@ -201,6 +205,9 @@ KILLED = [line for line in WITHOUT if line["kind"] != "end"]
         (interrupted(COPIES, after=4, **IN_ORDER), resumed(AT_3, COPIES[4:], **{**IN_ORDER, "skipped": 4}), None),
         (interrupted([[1, 1, 2], [3, 3, 4], [5, 6, 7], [8, 9, 0]], after=3, **RANDOM),
          resumed(AT_3, [[8, 9, 0], [7, 2, 4], [10, 11, 12]], **RANDOM), None),
+        (interrupted(EPOCH[:5], after=3, **IN_ORDER), resumed(AT_3, [[10, 41, 42], *EPOCH[4:]], **REST), None),
+        (interrupted(EPOCH[:5], after=3, **IN_ORDER), resumed(AT_3, EPOCH[:5], **REST), ("likely", ALL_AGAIN)),
+        (interrupted(EPOCH[:5], after=3, **IN_ORDER), resumed(AT_3, EPOCH, **IN_ORDER), ("certain", ALL_AGAIN)),
         (KILLED, resumed({}, EPOCH, **RANDOM), UNKNOWN),
         (WITHOUT, resumed({}, EPOCH, **RANDOM), ("certain", ALL_AGAIN)),
     ],

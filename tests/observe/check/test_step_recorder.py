@@ -20,6 +20,7 @@ from frog.observe.hook.frog_observer.checks import (
     user_lines,
     watched_collectives,
     watched_functions,
+    watched_states,
 )
 from frog.observe.hook.frog_observer.checks.step_recorder import StepRecorder
 from frog.observe.hook.frog_observer.place import Place
@@ -600,6 +601,19 @@ def test_clipping_covers_an_optimizer_if_all_of_its_gradients_are_clipped(record
     bias.grad = None
     assert recorder.objects.clipped([weight]) == {"covers": [0]}
     assert recorder.objects.clipped([]) == {"covers": []}
+
+
+@pytest.mark.parametrize(
+    ("step", "updates"), [(torch.tensor(5.0), 5), (5, 5), (None, None), (torch.zeros(3), None), (float("nan"), None)]
+)
+def test_steps_of_a_restored_optimizer_are_read_where_they_are_one_number(
+    recorder: StepRecorder, step: Any, updates: int | None
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight])
+    optimizer.state[weight] = {"step": step}
+    assert watched_states._restored(recorder, optimizer, [], "load_optimizer")["updates"] == updates
+    assert recorder.is_on
 
 
 def test_moments_are_those_of_each_parameter() -> None:

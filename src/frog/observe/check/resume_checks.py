@@ -27,7 +27,7 @@ _SETTINGS = ("arg", "config", "cfg", "param", "opt", "sched", "model", "scaler")
 _MOST_ROWS = 256
 """Samples of a batch that are known: as many, or more, may not be all."""
 _LEAST_SAMPLES = 8
-"""Samples of a random order that come again, which are not equal by chance if few are equal in a part of it."""
+"""Samples that come again, which are not equal by chance if few are equal in a part of an epoch."""
 _ADVICE = (
     "leave out the batches that were trained, in the order of their epoch: accelerate's `skip_first_batches`, a "
     "StatefulDataLoader, or `itertools.islice(loader, batches, None)` with the epoch's `set_epoch` or random state"
@@ -264,8 +264,7 @@ def _interrupted(case: Comparison, record: RankRecord) -> _Interrupted | None:
     last = under_way[-1]
     drawn = [batch for batch in earlier.batches_of(last) if batch.step < steps]
     ahead = begin.before > begin.per_step  # drawn, but not trained: by accelerate, or to pass it
-    whole = (last.batches or 0) if last.batches is not None else None
-    if whole is not None and len(drawn) >= whole:
+    if last.batches is not None and len(drawn) >= last.batches:
         return None
     more = len(earlier.batches_of(last)) > len(drawn) + ahead
     return _Interrupted(last, drawn[: len(drawn) - ahead], more or len(under_way) > 1)
@@ -300,7 +299,11 @@ def _drawn_again(record: RankRecord, begin: _Begin, before: _Interrupted) -> Bro
     twice = sum(times - 1 for rows in (ours, theirs) for times in rows.values())
     if len(before.trained) in begin.left_out if in_order else len(once) <= 2 * twice:
         return None
-    is_proved = before.is_within and (in_order or loader.distributed or len(once) >= _LEAST_SAMPLES)
+    is_same = loader.samples == before.loader.samples
+    if not is_same and len(once) < _LEAST_SAMPLES:  # the rest of the data set may have some of these samples twice
+        return None
+    of_another_epoch = loader.distributed and loader.epoch != before.loader.epoch
+    is_proved = before.is_within and is_same and (of_another_epoch or len(once) >= _LEAST_SAMPLES)
     sure: Sure = "certain" if is_proved else "likely"
     of = f"{len(once)} of the {sum(theirs.values())} samples of the epoch that rank {record.rank} had trained when the "
     of += f"checkpoint was saved come again in the DataLoader at {loader.line}"
@@ -309,7 +312,7 @@ def _drawn_again(record: RankRecord, begin: _Begin, before: _Interrupted) -> Bro
         if first != [batch.rows for batch in begin.trained[:LEAST_BATCHES]]:
             return None
         finding, sure = f"{of}, which begins with the same batches as before", "likely"
-    elif loader.distributed and loader.epoch != before.loader.epoch:
+    elif of_another_epoch:
         finding = f"{of}: it has the order of epoch {loader.epoch}, not the rest of epoch {before.loader.epoch}"
     else:
         finding = of

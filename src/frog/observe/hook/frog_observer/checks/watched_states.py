@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -145,10 +146,17 @@ def _restored(recorder: StepRecorder, owner: Any, before: list[float], what: str
     updates: int | None = None
     with recorder.reading():
         moments = module_facts.moments(owner)
-        counts = [int(each["step"]) for each in owner.state.values() if isinstance(each, dict) and "step" in each]
-        updates = max(counts, default=None)
+        steps = [_number(each.get("step")) for each in owner.state.values() if isinstance(each, dict)]
+        updates = max((step for step in steps if step is not None), default=None)
     rates = {"rates": _rates_of_groups(owner), "rates_before": before, "updates": updates}
     return {"optimizer": recorder.objects.optimizers.number(owner), "moments": moments, **rates}
+
+
+def _number(step: Any) -> int | None:
+    """Return an optimizer's number of steps; None if it is none, as with a step for each row."""
+    torch: Any = sys.modules["torch"]
+    is_one = step.shape == () if isinstance(step, torch.Tensor) else isinstance(step, (int, float))
+    return int(step) if is_one and math.isfinite(step) else None
 
 
 def _rates_of_groups(optimizer: Any) -> list[float]:
