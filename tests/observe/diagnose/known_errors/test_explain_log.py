@@ -11,6 +11,7 @@ from frog.observe.diagnose.known_errors.explain import Explanation, explain_line
 from frog.observe.diagnose.known_errors.lines import clean_lines
 from frog.observe.diagnose.known_errors.log_answer import log_text
 from frog.observe.diagnose.known_errors.table.known import Level
+from frog.observe.diagnose.known_errors.tracebacks import TracebackReader
 
 OUT_OF_MEMORY = """\
 [rank1]: Traceback (most recent call last):
@@ -211,6 +212,15 @@ def test_cause_of_a_chain_is_its_direct_cause_else_its_last_exception(link: str,
     found = explain(f"{KEY_ERROR}\n{link}\n\n{KEY_ERROR.replace('KeyError', 'ValueError')}")
     assert found.cause is not None
     assert found.cause.exception == named
+
+
+def test_code_of_a_long_chain_has_each_traceback_once() -> None:
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    reader = TracebackReader()
+    for line in clean_lines(during.join([KEY_ERROR] * 12).splitlines(), "log"):
+        reader.read(line)
+    [last] = reader.rest()
+    assert last.code.splitlines() == ["/home/u/train.py in main", 'batch["labels"]'] * 9
 
 
 def test_traceback_in_a_spawned_process_is_the_cause_with_its_process_as_rank() -> None:

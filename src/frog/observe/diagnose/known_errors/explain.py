@@ -23,7 +23,7 @@ from frog.observe.diagnose.known_errors.findings import (
 )
 from frog.observe.diagnose.known_errors.kinds import stage_of
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines
-from frog.observe.diagnose.known_errors.own_messages import OwnMessages
+from frog.observe.diagnose.known_errors.own_messages import RECORDS, OwnMessages
 from frog.observe.diagnose.known_errors.progress import Progress
 from frog.observe.diagnose.known_errors.questions import MOST_LINES
 from frog.observe.diagnose.known_errors.table import known_errors
@@ -55,13 +55,19 @@ _LOSS = re.compile(
     r"\b[\w/]{0,40}loss(?:\b[\"']?(?: is|\]?\s?[:=|])?\s{0,4}(?:tensor\()?(?:nan|-?inf(?:inity)?)\b)", re.IGNORECASE
 )
 """The loss of a step, as it becomes NaN or infinite."""
+_LEAST_LOSS = re.compile(
+    r"(?:\b|_)(?:best|min|minimum|lowest|prev|previous)[ _/-]"
+    r"(?:(?:val|valid|validation|eval|test|train|training)[ _/-])?loss",
+    re.IGNORECASE,
+)
+"""A loss of earlier steps: before the first one, it is often infinite."""
 _FAILED_RANK = re.compile(r"^\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
 _EXCEPTION = re.compile(r"(?:[a-z_]\w{0,40}\.){1,8}[A-Z]\w{2,80}: ")
 """The full name of a class at the beginning of a line, as where a traceback ends."""
 _SIGNAL_HANDLER = re.compile(r"sig\w{0,20}_handler|handle_sig")
 """A function that runs because the process is ended from outside: what fails in it only follows."""
 _NOT_THE_ERROR = re.compile(
-    r"not the (?:actual|real|root|original) (?:error|cause)|look (?:further )?(?:up|above)"
+    r"not the (?:actual|real|root|original) (?:error|cause)|look (?:further )?above|(?:look|scroll) further up"
     r"|see (?:the )?(?:error|message|traceback)s? above",
     re.IGNORECASE,
 )
@@ -297,7 +303,7 @@ class LogReader:
         if not self.fatal_lines or not self.findings or RECORD.match(line.text) or line.moment is not None:
             return False
         last = self.findings[-1]
-        if last.exception != FATAL or last.line.file != line.file:
+        if last.exception != FATAL or (last.line.file, last.line.rank) != (line.file, line.rank):
             return False
         self.findings[-1] = replace(last, text=f"{last.text}\n{line.text.strip()}")
         self.fatal_lines -= 1
@@ -394,7 +400,7 @@ class LogReader:
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
         cause = cause or self._in_prose(findings)
         if cause is None or cause.level is Level.HINT:
-            cause = self._own_message() or cause
+            cause = self._own_message(failed) or cause
         if cause is not None:
             cause = replace(cause, rank=self._rank_of(cause))
         others: dict[str, Finding] = {}
@@ -451,10 +457,13 @@ class LogReader:
         quoted = next((finding for finding in asides if _QUOTED.search(finding.text)), None)
         return replace(quoted, level=Level.SYMPTOM) if quoted is not None else self.quoted
 
-    def _own_message(self) -> Finding | None:
-        """Return the program's own message about its failure, if nothing explains it better."""
+    def _own_message(self, failed: bool) -> Finding | None:
+        """Return the program's own message about its failure, if nothing explains it better.
+
+        A record of an error is none if the program came to its last step.
+        """
         said = self.own.best()
-        if said is None:
+        if said is None or (said.strength >= RECORDS and not failed and self.progress.last_step):
             return None
         return Finding(said.line, None, Level.SYMPTOM, said.line.named_rank, said.text, OWN)
 
@@ -506,7 +515,9 @@ def _is_remark(text: str) -> bool:
 def _has_lost_loss(text: str) -> bool:
     """True if the loss in a line is no finite number."""
     lower = text.lower()
-    return "loss" in lower and ("nan" in lower or "inf" in lower) and _LOSS.search(text) is not None
+    if "loss" not in lower or not ("nan" in lower or "inf" in lower):
+        return False
+    return _LOSS.search(_LEAST_LOSS.sub("", text)) is not None
 
 
 def _without_wrappers(findings: Iterable[Finding]) -> Iterator[Finding]:

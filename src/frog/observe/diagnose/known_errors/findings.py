@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,7 +54,8 @@ class Finding:
             return None
         own = self.exception in (FATAL, OWN)
         message = self.text if own else self.text.partition(": ")[2]
-        return meaning_of("" if own else self.exception, message, f"{self.source}\n{self.innermost}")
+        place = re.split(r"[/\\]", self.innermost)[-1]  # a folder may have any name
+        return meaning_of("" if own else self.exception, message, f"{self.source}\n{place}")
 
     @property
     def id(self) -> str:

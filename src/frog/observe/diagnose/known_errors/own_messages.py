@@ -34,6 +34,8 @@ _FORMS = tuple(
     )
 )
 """Forms of messages, the strongest first."""
+RECORDS = 2
+"""From this form on, a program often continues after the message."""
 _WORDS = (
     "rror", "RROR", "what()", "atal: ", "FATAL", "heck failed", "CHECK failed", "PADDLE_ENFORCE", "panic", "Assertion",
     "Caused by", "Exception in ", "override", "ARGUMENT: ", "HAUSTED: ", "EXCEEDED: ", "AVAILABLE: ", "CONDITION: ",
@@ -44,8 +46,9 @@ _MOST, _MOST_TEXT = 5, 600
 _OF_ANOTHER = re.compile(
     r"^srun: error: \S{1,200}: tasks? |error: \*\*\* (?:STEP|JOB)|\[ERROR\] \[launch|exitcode"
     r"|no error file defined|torch[./]distributed[./](?:elastic|launch|run)"
+    r"|Unable to register cu(?:DNN|FFT|BLAS) factory"  # at each import of TensorFlow
 )
-"""A scheduler's or launcher's word about a process of the job, which is no message of its own."""
+"""A scheduler's or launcher's word about a process of the job, or a library's about itself: no message of its own."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,11 @@ class Traceback:
     @property
     def code(self) -> str:
         """Files, functions and source lines, of this traceback and of those before it."""
-        frames = [f"{frame.file} in {frame.function}" for frame in self.frames]
-        return "\n".join([*(each.code for each in self.before), *frames, *self.sources])
+        parts = [
+            [*(f"{frame.file} in {frame.function}" for frame in each.frames), *each.sources]
+            for each in (*self.before, self)  # `before` has those before each of them, too
+        ]
+        return "\n".join(line for part in parts for line in part)
 
     @property
     def users_frame(self) -> Frame | None:
