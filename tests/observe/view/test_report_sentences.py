@@ -32,6 +32,8 @@ def test_loss_is_compared_with_the_held_out_loss(heldout: list[float], end: str)
     assert said.startswith("The loss fell from 7.769 to 2.231 (means")
     assert said.endswith(end)
     assert report_sentences._loss(FALLING[::-1], []).startswith("The loss rose from 2.231 to 7.769")
+    diverged = report_sentences._loss(FALLING[::-1], [2.0, 8.0])
+    assert diverged.endswith("The held-out loss has risen from 2.000 to 8.000.")
 
 
 def test_only_a_late_multiple_of_the_median_norm_is_a_spike() -> None:
@@ -42,6 +44,10 @@ def test_only_a_late_multiple_of_the_median_norm_is_a_spike() -> None:
         "largest 9.000 in step 30: a spike, of a bad batch or a learning rate that is too high."
     )
     assert report_sentences._norm(early, steps).endswith("largest 9.000 in step 1: no spike after the first steps.")
+    late[0] = 20.0
+    assert report_sentences._norm(late, steps).endswith(
+        "largest 9.000 after the first steps, in step 30: a spike, of a bad batch or a learning rate that is too high."
+    )
 
 
 def test_slow_step_and_growing_memory_are_named() -> None:
@@ -57,6 +63,8 @@ def test_slow_step_and_growing_memory_are_named() -> None:
     leak = 2.0**28 * np.linspace(1, 3, 40)
     assert report_sentences._memory({0: level}) == "Highest: 256 MiB; it stayed level in the last half of the steps."
     assert report_sentences._memory({0: level, 1: leak}).startswith("Highest: 768 MiB on rank 1; it grew by 4")
+    level[3] *= 2
+    assert report_sentences._memory({0: level}) == "Highest: 512 MiB; it stayed level in the last half of the steps."
 
 
 def test_time_names_the_dominating_phase_the_slow_rank_and_both_numbers_of_waiting(tmp_path: Path) -> None:

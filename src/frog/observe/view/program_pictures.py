@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.core.runs.observed import Observed
+from frog.core.runs.observed import CollectiveEntry, Observed
 from frog.core.units import count, format_seconds
 from frog.observe.view.numbers import format_percent, format_ranks
 
@@ -31,7 +31,9 @@ class Picture:
 
 def program_pictures(cpu_s: Mapping[int, float], observed: Mapping[int, Observed], num_nodes: int) -> list[Picture]:
     """Return the pictures for which the observers wrote enough. cpu_s: processor time of each rank."""
-    found = [_processor(cpu_s), _waited_for(observed) if num_nodes <= 1 else None, _lines(observed)]
+    hosts = {own.status.host for own in observed.values() if own.status is not None}
+    has_one_clock = num_nodes <= 1 and len(hosts) == 1
+    found = [_processor(cpu_s), _waited_for(observed) if has_one_clock else None, _lines(observed)]
     return [picture for picture in found if picture is not None]
 
 
@@ -79,21 +81,35 @@ def _waited_for(observed: Mapping[int, Observed]) -> Picture | None:
 
 def _lines(observed: Mapping[int, Observed]) -> Picture | None:
     by_line: dict[str, Counter[int]] = defaultdict(Counter)
-    for rank, own in observed.items():
-        for entry in own.collectives.entries if own.collectives is not None else ():
-            if entry.line is not None:
+    recorded = {rank: own.collectives.entries for rank, own in observed.items() if own.collectives is not None}
+    in_all = _recorded_by_all(recorded)
+    for rank, entries in recorded.items():
+        for entry in entries:
+            if entry.line is not None and entry.seq in in_all[entry.group, entry.p2p]:
                 by_line[f"{entry.op} at {Path(entry.line.file).name}:{entry.line.line}"][rank] += 1
     if not by_line:
         return None
-    uneven = [line for line, counts in by_line.items() if len({counts[rank] for rank in observed}) > 1]
+    uneven = [line for line, counts in by_line.items() if len({counts[rank] for rank in recorded}) > 1]
     if uneven:
-        said = "; ".join(f"{line}: {_counts(by_line[line], sorted(observed))}" for line in uneven[:3])
+        said = "; ".join(f"{line}: {_counts(by_line[line], sorted(recorded))}" for line in uneven[:3])
         said = f"Ranks differ. {said}."
     else:
         said = "Every rank called each line equally often."
     shown = dict(sorted(by_line.items(), key=lambda item: -item[1].total())[:_MOST_LINES])
     bars = _bars({line: float(counts.total()) for line, counts in shown.items()}, False)
     return Picture("Collectives by line, of the last that were recorded", said, bars)
+
+
+def _recorded_by_all(recorded: Mapping[int, Sequence[CollectiveEntry]]) -> dict[tuple[str, bool], range]:
+    """Return which numbers of a group's collectives, or of its messages, each rank with any of the group recorded."""
+    numbers: dict[tuple[str, bool], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, entries in recorded.items():
+        for entry in entries:
+            numbers[entry.group, entry.p2p][rank].append(entry.seq)
+    return {
+        group: range(max(map(min, by_rank.values())), min(map(max, by_rank.values())) + 1)
+        for group, by_rank in numbers.items()
+    }
 
 
 def _counts(counts: Mapping[int, int], ranks: Sequence[int]) -> str:

@@ -45,8 +45,10 @@ def _loss(losses: Floats, heldout: Sequence[float]) -> str:
     if not heldout:
         return said
     if heldout[-1] > 1.01 * min(heldout):
-        least = format_number(min(heldout))
-        return f"{said} The held-out loss has risen from {least}: the model learns its text by heart."
+        risen = f"{said} The held-out loss has risen from {format_number(min(heldout))}"
+        if last >= first:  # it diverges
+            return f"{risen} to {format_number(heldout[-1])}."
+        return f"{risen}: the model learns its text by heart."
     if heldout[-1] > 1.1 * last:
         return f"{said} The held-out loss is higher by {format_number(heldout[-1] - last)}: part is learned by heart."
     return f"{said} The held-out loss is close: what was learned holds for other text."
@@ -57,11 +59,16 @@ def _norm(norms: Floats, steps: Sequence[int]) -> str:
     if len(known) < 4 or not np.median(known):
         return ""
     largest, median = float(known.max()), float(np.median(known))
-    at = steps[int(np.nanargmax(np.where(np.isfinite(norms), norms, np.nan)))]
-    said = f"Median {format_number(median)}, largest {format_number(largest)} in step {at:,}"
-    if largest > _SPIKE * median and at > steps[len(steps) // 10]:
-        return f"{said}: a spike, of a bad batch or a learning rate that is too high."
-    return f"{said}: no spike after the first steps."
+    finite = np.where(np.isfinite(norms), norms, -np.inf)
+    first = len(norms) // 10 + 1
+    late = first + int(np.argmax(finite[first:]))
+    said = f"Median {format_number(median)}, largest {format_number(largest)} in step {steps[int(np.argmax(finite))]:,}"
+    if finite[late] <= _SPIKE * median:
+        return f"{said}: no spike after the first steps."
+    if finite[late] < largest:
+        spike = f"{format_number(float(finite[late]))} after the first steps, in step {steps[late]:,}"
+        said = f"Median {format_number(median)}, largest {spike}"
+    return f"{said}: a spike, of a bad batch or a learning rate that is too high."
 
 
 def _throughput(values: Floats, steps: Sequence[int]) -> str:
@@ -78,11 +85,12 @@ def _throughput(values: Floats, steps: Sequence[int]) -> str:
 
 def _memory(by_rank: dict[int, Floats]) -> str:
     peaks = {rank: float(np.nanmax(values)) for rank, values in by_rank.items() if np.isfinite(values).any()}
-    halves = {rank: by_rank[rank][len(by_rank[rank]) // 2] for rank in peaks}
     if not peaks:
         return ""
     most = max(peaks, key=lambda rank: peaks[rank])
-    growth = peaks[most] / halves[most] - 1 if halves[most] > 0 else 0.0
+    late = by_rank[most][len(by_rank[most]) // 2 :]
+    late = late[np.isfinite(late)]
+    growth = float(late.max() / late[0]) - 1 if len(late) and late[0] > 0 else 0.0
     where = f" on rank {most}" if len(peaks) > 1 else ""
     said = f"Highest: {format_number(peaks[most] / 2**20, 3)} MiB{where}"
     if growth > _GROWS:
