@@ -261,7 +261,12 @@ def test_rank_for_which_the_others_waited_when_all_ended_with_one_code_is_named(
     found = diagnose_program(evidence(*ranks, hung=False))
     assert (found.fault, found.rank, found.certain) == ("exit", 1, False)
     assert "rank 1 was at train.py:3, and the others waited for it in a collective" in found.finding
-    assert found.finding.endswith("; the program ends with this code at train.py:2 (watch)")
+    assert found.finding.endswith("; the program can end with this code at train.py:2 (watch)")
+    assert "at about the same time" not in found.finding
+    ranks[1].enqueued, ranks[1].completed, ranks[1].line = {}, {}, None
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.certain) == ("exit", False)
+    assert "waited for it" not in found.finding
 
 
 EPOCHS = """\
@@ -431,3 +436,16 @@ def test_ranks_that_waited_when_their_job_was_killed_are_told_apart(
     assert (found.fault, found.certain) == (fault, False)
     assert ("repeats the loop `while count() > 0:` in line 1" in found.finding) is (fault != "unknown")
     assert (found.rank == 1) is (fault != "unknown")
+
+
+def test_each_rank_outside_of_a_collective_is_said_to_be_at_its_own_line(tmp_path: Path) -> None:
+    ranks = [rank(number, ("all_reduce", 8, 3), state="running") for number in range(4)]
+    for one in ranks:
+        group, waits = one.calls[0].group, one.rank in (0, 3)
+        one.enqueued, one.completed = {group: 1 + waits}, {group: 1}
+        one.line = CodeLine(file=str(tmp_path / "train.py"), line=3 if waits else 5 + one.rank, function="<module>")
+        one.often, one.cpu_busy = f"train.py:{one.line.line}", None
+    found = diagnose_program(evidence(*ranks, hung=False))
+    assert (found.fault, found.rank) == ("blocked", 1)
+    assert "and rank 1 was at train.py:6; rank 2 was at train.py:7" in found.finding
+    assert "comput" not in found.finding

@@ -295,12 +295,12 @@ def exited(evidence: Evidence, *, at_all: bool = False) -> Diagnosis | None:
     same = sorted(each for each in left if left[each].exit_code == rank.exit_code)
     usage = len(same) == len(evidence.world) and rank.exit_code == 2
     ranks = same if usage else [number]
-    busy = [each for each in left if not _waits(left[each])]
-    if len(same) == len(left) > len(busy) == 1 and not usage:
+    busy = [each for each in left if not left[each].is_behind_its_count]
+    if len(same) == len(left) > len(busy) == 1 and left[busy[0]].line is not None and not usage:
         return _base(evidence, busy[0], busy).with_more(
             fault="exit",
             certain=False,
-            finding=f"{span(same)} {describe_exit(rank.exit_code or 0)} without an exception, at about the same time: "
+            finding=f"{span(same)} {describe_exit(rank.exit_code or 0)} without an exception: "
             f"rank {busy[0]} was at {place(left[busy[0]].line)}, and the others waited for it in a collective"
             f"{_exits_at(evidence, rank.exit_code or 0)}",
             advice="a watchdog in each rank ends all of them if one rank is late: find out what that rank did",
@@ -320,16 +320,11 @@ def exited(evidence: Evidence, *, at_all: bool = False) -> Diagnosis | None:
     )
 
 
-def _waits(rank: RankEvidence) -> bool:
-    """True if a rank was in a collective when last seen, as far as its counts show."""
-    return any(number > rank.completed.get(group, 0) for group, number in rank.enqueued.items())
-
-
 def _exits_at(evidence: Evidence, code: int) -> str:
     """Name the lines of the program that end it with an exit code; empty if there is none, or too many."""
     calls = lines_with(user_files(evidence), re.compile(rf"\b_?exit\({code}\)"))
     found = " and ".join(map(place, calls))
-    return f"; the program ends with this code at {found}" if 0 < len(calls) <= _MOST_EXITS else ""
+    return f"; the program can end with this code at {found}" if 0 < len(calls) <= _MOST_EXITS else ""
 
 
 _MOST_EXITS = 3

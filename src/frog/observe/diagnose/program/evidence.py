@@ -202,6 +202,11 @@ class RankEvidence:
     """The first line of its log from which on the gradient norm, which all ranks share, is NaN."""
     sources: list[str] = field(default_factory=list)
 
+    @property
+    def is_behind_its_count(self) -> bool:
+        """True if it had called a collective that had not completed, by the counts of its status."""
+        return any(number > self.completed.get(group, 0) for group, number in self.enqueued.items())
+
     def add_source(self, path: str) -> None:
         if path not in self.sources:
             self.sources.append(path)

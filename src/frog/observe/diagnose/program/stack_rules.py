@@ -91,31 +91,31 @@ def some_inside(evidence: Evidence) -> Diagnosis | None:
     ranks = evidence.ranks
     if evidence.active or evidence.has_failed or len(ranks) < 2 or len(ranks) < len(evidence.world):
         return None
-    inside = [rank for _, rank in sorted(ranks.items()) if _is_behind_its_count(rank)]
-    outside = [rank for _, rank in sorted(ranks.items()) if rank not in inside]
+    inside = [number for number, rank in sorted(ranks.items()) if rank.is_behind_its_count]
+    outside = {number: rank for number, rank in sorted(ranks.items()) if number not in inside}
     if not inside or not outside or not all(map(_stays, ranks.values())):
         return None
-    odd, other = outside[0], inside[0]
-    doing = "computed" if odd.cpu_busy else "did not compute"
+    sides = _ranks_by_line(outside)
+    odd, other = ranks[sides[0].ranks[0]], ranks[inside[0]]
     return Diagnosis(
         "busy" if odd.cpu_busy else "blocked",
-        f"no rank's end is known; when the records end, {they_wait([rank.rank for rank in inside])} in a collective at "
-        f"{place(other.line)}, and {span([rank.rank for rank in outside])} was at {place(odd.line)}, and {doing}"
-        f"{waits_outside(odd)}",
+        f"no rank's end is known; when the records end, {they_wait(inside)} in a collective at {place(other.line)}"
+        f", and {'; '.join(_were_outside(side.ranks, ranks[side.ranks[0]]) for side in sides[:3])}",
         rank=odd.rank,
         node_rank=odd.node_rank,
         line=place(odd.line) or None,
         peer_line=place(other.line) or None,
         certain=False,
         outcome="unknown",
-        evidence=report_ranks(evidence, [rank.rank for rank in (*outside, *inside)]),
+        evidence=report_ranks(evidence, [*outside, *inside]),
         advice=advice_on_wait(odd) or f"find out why rank {odd.rank} stayed at that line",
     )
 
 
-def _is_behind_its_count(rank: RankEvidence) -> bool:
-    """True if a rank had called a collective that had not completed, by the counts of its status."""
-    return any(number > rank.completed.get(group, 0) for group, number in rank.enqueued.items())
+def _were_outside(numbers: list[int], first: RankEvidence) -> str:
+    doing = "" if first.cpu_busy is None else ", and computed" if first.cpu_busy else ", and did not compute"
+    were = "was" if len(numbers) == 1 else "were"
+    return f"{span(numbers)} {were} at {place(first.line)}{doing}{waits_outside(first)}"
 
 
 def _stays(rank: RankEvidence) -> bool:
@@ -135,9 +135,7 @@ def _idles(rank: RankEvidence) -> bool:
     """True if a rank was alive outside of torch.distributed, and did nothing."""
     is_alive = rank.state == "running" and rank.error is None and rank.exit_code is None and not rank.stopped
     is_outside = not (rank.pending or rank.in_message or rank.transfer or rank.joining or _waits_inside_torch(rank))
-    return (
-        is_alive and is_outside and not _is_behind_its_count(rank) and rank.cpu_busy is False and rank.line is not None
-    )
+    return is_alive and is_outside and not rank.is_behind_its_count and rank.cpu_busy is False and rank.line is not None
 
 
 # ---- stacks alone, such as those of `py-spy dump` --------------------------------------------------------------------
