@@ -338,30 +338,37 @@ OF_ONE_SIZE = """\
         dist.all_reduce(part)
     {then}
     dist.barrier()
-for request in requests:
+{loop}
     run(request)
 """
+AGAIN = "for request in requests:"
 ROUND, FUNCTION = "for request in requests:", "def run(request):"
 
 
 @pytest.mark.parametrize(
-    ("head", "then", "certain"),
+    ("head", "then", "loop", "certain"),
     [
-        (ROUND, "log(request)", True),
-        (ROUND, "if bad(request): continue", False),
-        (ROUND, "if bad(request): break", False),
-        (FUNCTION, "log(request)", True),
-        (FUNCTION, "if bad(request): return", False),
+        (ROUND, "log(request)", AGAIN, True),
+        (ROUND, "if bad(request): continue", AGAIN, False),
+        (ROUND, "if bad(request): break", AGAIN, False),
+        (FUNCTION, "log(request)", AGAIN, True),
+        (FUNCTION, "if bad(request): return", AGAIN, False),
+        (FUNCTION, "log(request)", "try:", True),
+        (FUNCTION, "log(request)", "for request in requests:\n  try:", False),
+        (FUNCTION, "log(request)", "try:\n  for request in requests:", True),
     ],
 )
 def test_rank_in_the_next_visit_of_a_loop_after_a_call_it_left_out_proves_no_round_more(
-    tmp_path: Path, head: str, then: str, certain: bool
+    tmp_path: Path, head: str, then: str, loop: str, certain: bool
 ) -> None:
+    text = OF_ONE_SIZE.format(head=head, then=then, loop=loop) + "except OSError: pass\n" * loop.startswith("try")
+    text += "  except OSError: pass\n" * loop.endswith("  try:")
     name = "run" if head == FUNCTION else "<module>"
-    ways = {line: [(line, name), *([(7, "<module>")] if head == FUNCTION else [])] for line in (3, 5)}
+    outer = [(7 + loop.count("\n"), "<module>")] if head == FUNCTION else []
+    ways = {line: [(line, name), *outer] for line in (3, 5)}
     step = ("all_reduce", 8, 3)
     ranks = [rank(0, step, step, pending=1), rank(1, step, ("barrier", 1, 5), pending=1)]
-    found = found_in(tmp_path, OF_ONE_SIZE.format(head=head, then=then), ways, *ranks)
+    found = found_in(tmp_path, text, ways, *ranks)
     assert (found.fault, found.rank, found.certain) == ("batches", 1, certain)
 
 

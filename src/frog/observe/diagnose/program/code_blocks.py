@@ -492,8 +492,6 @@ _Comprehension = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 _ENDS_PROGRAMS = ("exit", "_exit", "abort", "kill")
-
-
 _NO_ERRORS = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration")
 
 

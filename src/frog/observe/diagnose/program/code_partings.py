@@ -398,13 +398,28 @@ def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | 
 # ---- the statements by which a rank leaves out a call ----------------------------------------------------------------
 
 
-def may_leave_out(line: CodeLine, since: int) -> bool:
-    """True if a statement between a line and a later one of its function may lead a rank past that, into another round.
+def may_leave_out(stack: Sequence[CodeLine], since: int) -> bool:
+    """True if a rank may come past a line from an earlier one of its function, into another round.
 
-    Of a `continue`, a `break` or a handler, also one before the first line.
+    stack: the line and those that led to it. since: the earlier line. A `continue`, a `break` or a handler of errors
+    may also stand before that.
     """
-    returns = any(block.line > since for block in _returns_before(line))
-    return returns or any(way.first < line.line for way in exits_past(line))
+    line = stack[0]
+    if any(block.line > since for block in _returns_before(line)):
+        return True
+    return any(way.first < line.line for way in exits_past(line)) or _is_tried_in_a_loop(stack)
+
+
+def _is_tried_in_a_loop(stack: Sequence[CodeLine]) -> bool:
+    """True if an error in a call may lead to the next round of a loop: its handler goes on in that."""
+    was_tried = False
+    for frame in stack:
+        blocks = blocks_around(frame)
+        tries, loops = ([block for block in blocks if block.kind == kind] for kind in ("try", "loop"))
+        if (was_tried and loops) or any(a.first < b.first and b.last <= a.last for a in loops for b in tries):
+            return True
+        was_tried = was_tried or bool(tries)
+    return False
 
 
 def ways_past(line: CodeLine, loop: Block | None = None) -> str:

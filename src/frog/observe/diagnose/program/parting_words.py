@@ -135,12 +135,13 @@ def is_proved(parting: Parting, inside: Call, outside: Call) -> bool:
     No rank may be in another round of an outer loop: as after a call that it left out, or if the other is at an earlier
     line, or at the same one.
     """
-    lines = parting_lines(stack_of(inside), stack_of(outside))
+    stack = stack_of(outside)
+    lines = parting_lines(stack_of(inside), stack)
     is_common = parting.was_common and inside.line is not None and is_each_round(parting.block, inside.line)
     if lines is None or not (is_common and parting.is_past):
         return False
     since = lines[0].line if parting.is_deeper else parting.block.line
-    return not may_leave_out(lines[1], since)
+    return not may_leave_out(stack[stack.index(lines[1]) :], since)
 
 
 def leaves_loop(
