@@ -59,6 +59,18 @@ def test_no_rank_is_called_a_straggler_that_is_not_usually_last() -> None:
     assert [one.title[:11] for one in program_pictures({}, apart, 1)] == ["Collectives"]
 
 
+def test_one_of_two_ranks_is_last_at_half_of_the_collectives_anyway() -> None:
+    first, slow = [0, 100, 200, 300, 400, 500], [0, 140, 240, 340, 440, 540]
+
+    def said(*arrivals: list[int]) -> str:
+        ranks = {rank: observed(rank, own) for rank, own in enumerate(arrivals)}
+        return program_pictures({}, ranks, 1)[0].sentence
+
+    assert "it is the straggler" in said(first, slow)
+    assert "no rank is usually last" in said([0, 100, 200, 340, 440, 500], [0, 140, 240, 300, 400, 540]), "3 of 5"
+    assert "no rank is usually last" in said(first, [0, 101, 201, 301, 401, 501]), "nobody feels a millisecond of 100"
+
+
 def test_ranks_that_differ_in_a_line_or_in_processor_time_are_named() -> None:
     ranks = {0: observed(0, [0, 1, 2]), 1: observed(1, [0, 1, 2]), 2: observed(2, [0, 1, 2], last_line=9)}
     processor, lines = program_pictures({0: 2.0, 1: 3.0, 2: 2.1}, ranks, 1)

@@ -14,7 +14,11 @@ from frog.observe.view.numbers import format_percent, format_ranks
 _EVEN = 0.2
 """Ranks whose processor times differ by less than this fraction are called even."""
 _USUALLY = 0.5
-"""Fraction of the collectives at which a rank must arrive last to be called the straggler."""
+_OFTEN = 1.5
+"""Fraction of the collectives at which a rank must arrive last to be called the straggler, and how much more often than
+if each came last equally often: of two ranks, one is last at half of them anyway."""
+_FELT = 0.05
+"""Fraction of the time of all collectives that the others must have waited for it."""
 _FEWEST = 4
 _MOST_LINES = 12
 
@@ -71,7 +75,9 @@ def _waited_for(observed: Mapping[int, Observed]) -> Picture | None:
         times_last[last] += 1
     most = max(waited_s, key=lambda rank: waited_s[rank])
     said = f"Rank {most} came last to {times_last[most]} of {count(len(whole), 'collective')}"
-    if times_last[most] > _USUALLY * len(whole):
+    span_s = (max(map(max, map(dict.values, whole))) - min(map(min, map(dict.values, whole)))) / 1e9
+    is_often = times_last[most] > max(_USUALLY, _OFTEN / len(observed)) * len(whole)
+    if is_often and waited_s[most] > _FELT * span_s:
         said += f", and the others waited {format_seconds(waited_s[most])} for it: it is the straggler."
     else:
         said += ": no rank is usually last."
