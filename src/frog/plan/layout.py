@@ -94,10 +94,18 @@ class Traits:
     """Float8 has a scale for each tile of 128 numbers, so that another kernel casts (DeepSeek-V3, section 3.5.2)."""
     launches_ahead: bool = False
     """CUDA graphs or compilation remove the cost of launching kernels one by one."""
+    pads_products: bool = False
+    """A compiler fills up matrices whose rows do not start at multiples of 16 bytes (Inductor's `shape_padding`)."""
+    copies_gathered: bool = True
+    """FSDP copies what it gathers into the parameters (FSDP2); those of FSDP1 are views of it."""
+    collective_sms: int = 20
+    """Multiprocessors that a collective takes from the computation next to it. DeepSeek-AI 2024, section 3.2.2, for the
+    kernels of its own all-to-all; assumed for NCCL, which takes 6 where buffers are registered (NCCL 2.24)."""
 
     def vocab_of_rank(self, vocab: int, tp: int) -> float:
-        """Return the rows of the output matrix on one of tp ranks."""
-        return math.ceil(vocab / tp / 128) * 128 if self.pads_vocab else vocab / tp
+        """Return the rows of the output matrix on the first of tp ranks, which has most."""
+        edge = 128 if self.pads_vocab else 1
+        return math.ceil(vocab / (tp * edge)) * edge
 
 
 @dataclass(frozen=True)

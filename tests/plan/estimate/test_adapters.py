@@ -294,6 +294,14 @@ def test_only_adapters_are_reduced_and_frozen_weights_are_gathered() -> None:
     assert replicated.step_transfers == (pytest.approx(all_of_it), 0.0)
 
 
+def test_only_adapters_slow_the_computation_down() -> None:
+    replicated, sharded = (step_of(Adapters(16), 8, software="fsdp", zero=zero) for zero in (0, 3))
+    assert 0 < replicated.data[1] < 1e-3
+    full = run_of(None, 8, software="fsdp").step
+    assert sharded.whole_bytes[0] == pytest.approx(full.whole_bytes[0], rel=0.02)
+    assert sharded.copies_s == pytest.approx(full.copies_s * 8 / 14, rel=0.03), "8 bytes gathered, 6 of gradients"
+
+
 def test_utilization_counts_two_products_of_three() -> None:
     step = step_of(Adapters(16), 1, micro_batch=1)
     product = step.model.product_flops_per_token()

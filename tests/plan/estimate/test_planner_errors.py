@@ -25,7 +25,7 @@ def measured() -> list[Measured]:
 @pytest.mark.parametrize(
     ("source", "most_percent"),
     [
-        ("internevo", 7),
+        ("internevo", 6),
         ("korthikanti", 8),
         ("megascale_megatron", 7),
         ("megatron_bridge", 11),
@@ -73,8 +73,9 @@ def test_predicted_utilization_is_below_what_any_run_reaches() -> None:
 def test_runs_left_out_get_constants_and_ranges_of_the_others() -> None:
     rows = [row for row in measured() if row.source in ("korthikanti", "nemo_2407")]
     slower = [replace(row, step_s=2 * row.step_s) if row.source == "nemo_2407" else row for row in rows]
-    found = left_out(rows, lambda row: row.source == "nemo_2407", FITTED)
-    wrong = left_out(slower, lambda row: row.source == "nemo_2407", FITTED)
+    errors_of = {row.row_id: row.error(FITTED) for row in rows}
+    found = left_out(rows, lambda row: row.source == "nemo_2407", FITTED, errors_of)
+    wrong = left_out(slower, lambda row: row.source == "nemo_2407", FITTED, errors_of)
     assert found.error < 20
     assert wrong.bias == pytest.approx((found.bias - 100) / 2)
     assert (found.inside, wrong.inside) == (100, 0)
@@ -88,6 +89,10 @@ def test_kinds_of_a_run_are_what_it_does_where() -> None:
     assert {row.run.program for row in measured()} == {run.program for run in measured_runs()}
 
 
-def test_committed_runs_for_ranges_are_those_of_the_committed_constants() -> None:
-    for kept, found in zip(measured_runs(), runs_for_ranges(measured(), FITTED), strict=True):
-        assert kept.error == pytest.approx(found.error, abs=1e-4), "write them: benchmarks/planner.py --nearest"
+def test_committed_runs_for_ranges_have_errors_of_constants_fitted_without_their_source() -> None:
+    constants = fit([row for row in measured() if row.source != "nemo_2407"])
+    errors_of = {row.row_id: row.error(constants) for row in measured()}
+    for kept, found in zip(measured_runs(), runs_for_ranges(measured(), errors_of), strict=True):
+        assert kept.source == found.source
+        if kept.source == "nemo_2407":
+            assert kept.error == pytest.approx(found.error, abs=2e-3), "write them: benchmarks/planner.py --nearest"

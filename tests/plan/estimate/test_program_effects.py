@@ -124,6 +124,21 @@ def test_matrices_whose_rows_start_anywhere_are_loaded_in_small_pieces() -> None
     whole = head_s(50304)
     assert [head_s(vocab) / whole for vocab in (50296, 50300, 50298, 50257)] == pytest.approx([1, 2, 4, 8], rel=0.01)
     assert head_s(50257, pads_vocab=True) == whole, "Megatron pads the vocabulary"
+    assert head_s(50257, pads_products=True) == pytest.approx(whole, rel=0.01), "Inductor pads the product"
+    rows = [Traits(pads_vocab=pads).vocab_of_rank(50257, tp) for pads in (False, True) for tp in (1, 2, 8)]
+    assert rows == [50257, 25129, 6283, 50304, 25216, 6400], "of the rank that has most"
+    assert [traits_of({"software": name, "year": "2024"}).pads_vocab for name in ("Megatron-LM", "llm-foundry")] == [
+        True,
+        False,
+    ]
+    assert traits_of({"software": "torchtitan"}).pads_products
+
+
+def test_experts_with_a_row_more_take_little_longer() -> None:
+    kernels = StepModel(MIXTURE, Layout(4096, 8), clusters()["h100x8"]).kernels
+    for rows in (127, 128, 255, 256):
+        few, more = (kernels.product(size, 4096, 2048, 64, mean_rows=True) for size in (rows, rows + 1))
+        assert few < more < 1.02 * few, "rows are a mean, so that a tile more or less is one for some experts"
 
 
 def test_sizes_are_filled_up_to_whole_tiles() -> None:
@@ -138,14 +153,20 @@ def test_sizes_are_filled_up_to_whole_tiles() -> None:
 def test_fsdp_copies_what_it_gathers_and_reduces() -> None:
     model = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256)
 
-    def lost_s(cast: int, **traits: bool) -> float:
+    def copied(cast: int, **traits: bool) -> float:
         layout = Layout(4096, 8, dp=8, zero=3, traits=Traits(gradient_bytes=cast, **traits))
-        return StepModel(model, layout, clusters()["h100x8"]).data[1]
+        step = StepModel(model, layout, clusters()["h100x8"])
+        assert step.copies_s <= step.data[1]
+        return step.copies_s * step.kernels.memory_rate / model.num_parameters()
 
-    rate = StepModel(model, Layout(4096, 8), clusters()["h100x8"]).kernels.memory_rate
-    for cast, num_bytes in ((2, 12), (4, 14)):
-        copies = lost_s(cast, keeps_whole_copy=False) - lost_s(cast)
-        assert copies == pytest.approx(num_bytes * model.num_parameters() / rate)
+    assert [copied(cast, keeps_whole_copy=False) for cast in (2, 4)] == pytest.approx([8 + 4, 8 + 6])
+    assert copied(2, keeps_whole_copy=False, copies_gathered=False) == pytest.approx(4), "FSDP1 has views"
+    assert copied(4) == 0
+    copies = [
+        traits_of({"software": name}).copies_gathered
+        for name in ("llm-foundry, FSDP", "fms-fsdp", "accelerate (FSDP2)")
+    ]
+    assert copies == [False, False, True]
 
 
 def test_gradients_are_reduced_in_the_stated_precision() -> None:

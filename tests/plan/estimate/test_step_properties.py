@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -308,11 +309,14 @@ def test_overlapped_experts_take_the_longer_of_both_and_a_slowdown(gbit_s: float
     beside = StepModel(MIXTURE, replace(layout, traits=Traits(overlaps_experts=True)), cluster)
     before, after = usual.layers.layer(mixture=True), beside.layers.layer(mixture=True)
     assert replace(before.total, expert=0) == replace(after.total, expert=0)
-    cost = usual.kernels.overlap_cost
+    kernels, size = usual.kernels, usual.layers.expert_bytes
     for one, other in ((before.forward, before.backward), (before.backward, before.forward)):
-        hidden = min(one.expert, other.products + other.attention + other.memory)
+        computed = other.products + other.attention + other.memory
+        hidden = min(one.expert, computed)
+        arrived = 15 / 16 * sum(size) * hidden / one.expert
+        lost = kernels.overlap_cost * hidden + 3 * arrived / kernels.memory_rate
         overlapped = after.forward if one is before.forward else after.backward
-        assert overlapped.expert == pytest.approx(one.expert - (1 - cost) * hidden)
+        assert overlapped.expert == pytest.approx(one.expert - max(0, hidden - lost))
     assert before.total.total * 0.5 < after.total.total < before.total.total
 
 
@@ -369,8 +373,8 @@ def test_network_slower_than_the_computation_alone_decides_the_step() -> None:
     for step in steps:
         gather, reduce, _ = step.layer_transfers
         communication, computation = 32 * (2 * gather + reduce), step.stage_seconds[0]
-        passed = 8 * step.model.num_parameters()  # gathered twice in 2 bytes, reduced in 4
-        lost = 20 / 112 * communication + 3 * passed / step.kernels.memory_rate
+        arrived = 8 * 63 / 64 * step.model.num_parameters()  # gathered twice in 2 bytes, reduced in 4
+        lost = 20 / 112 * communication + 3 * arrived / step.kernels.memory_rate
         together = max(communication, computation + lost)
         assert sum(step.data) + computation == pytest.approx(gather + reduce + together)
         assert 0 <= step.data[1] <= lost
@@ -383,3 +387,35 @@ def test_no_communication_slows_nothing() -> None:
     step = sharded_on(3200)
     assert step.layers.slowed(0.0, 0.0, 0.0) == 0
     assert replace(step, layout=replace(step.layout, dp=1, global_batch=4)).data == (0, 0)
+
+
+def test_only_bytes_of_other_ranks_arrive() -> None:
+    model, cluster = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256), clusters()["h100x8"]
+    numel = model.num_parameters()
+
+    def arrived(model: PlannedModel = model, **layout: int) -> tuple[float, float]:
+        return StepModel(model, Layout(4096, 64, **layout), cluster).step_bytes
+
+    assert arrived(dp=1) == (0, 0)
+    assert arrived(dp=2)[0] == 2 * 4 * numel / 2, "an all-reduce"
+    assert arrived(dp=8, zero=1) == (4 * numel * 7 / 8, 2 * numel * 7 / 8)
+    halves = arrived(dp=8, zero=1, zero_group=4)
+    assert halves == (2 * 4 * numel * 7 / 8, 2 * numel * 3 / 4), "timed as an all-reduce"
+    experts = replace(model, experts=8, experts_per_token=2, expert_ffn=14336)
+    shared = Layout(4096, 64, dp=8, ep=8).stage_parameters(experts)[0]
+    assert arrived(experts, dp=8, ep=8)[0] == 2 * 4 * shared * 7 / 8, "experts with one copy send nothing"
+    hybrid = StepModel(model, Layout(4096, 64, dp=16, zero=3, zero_group=8), cluster)
+    assert hybrid.sharded_bytes == 8 * numel * 7 / 8 + 2 * 4 * numel / 8 / 2, "two replicas of each shard"
+
+
+@pytest.mark.parametrize("cluster", ["h100x8", "a100x8"])
+def test_hiding_never_costs_more_than_waiting(cluster: str) -> None:
+    model = PlannedModel(8, 4096, 32, 8, 128, 14336, 128256)
+
+    def tensor_s(**traits: Any) -> float:
+        layout = Layout(4096, 8, tp=2, sequence_parallel=True, traits=Traits(**traits))
+        return StepModel(model, layout, clusters()[cluster]).layers.layer(mixture=False).forward.tensor
+
+    usual, light = tensor_s(overlaps_tensor=True), tensor_s(overlaps_tensor=True, collective_sms=6)
+    assert light < usual < 0.9 * tensor_s()
+    assert tensor_s(overlaps_tensor=True, collective_sms=1000) <= tensor_s()

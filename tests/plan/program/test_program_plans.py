@@ -140,8 +140,23 @@ def test_a_started_collective_hides_behind_computation_until_it_is_awaited() -> 
     hidden = time_of(collective("all_gather", "started", "unshard 1"), *[PRODUCT] * 20, ["wait", "unshard 1"])
     assert alone.communication == pytest.approx(seconds + FITTED.launch_s)
     assert hidden.communication == 0
-    passes = 3 * GATHERED / (CLUSTER.gpu.memory_bandwidth * FITTED.memory)
+    passes = 3 * 7 / 8 * GATHERED / (CLUSTER.gpu.memory_bandwidth * FITTED.memory)
     assert hidden.slowed == pytest.approx(20 / 112 * seconds + passes)  # 20 of 132 multiprocessors
+
+
+def test_only_bytes_of_other_ranks_pass_the_memory() -> None:
+    links, rate = CLUSTER.links(FITTED), CLUSTER.gpu.memory_bandwidth * FITTED.memory
+
+    def passed(kind: str, num_ranks: int) -> float:
+        row, group = collective(kind, "started", "reduce"), Group(num_ranks, 1)
+        row[5] = num_ranks
+        seconds = links.all_reduce(GATHERED, group) if kind == "all_reduce" else links.gather(GATHERED, group)
+        time = time_of(row, *[PRODUCT] * 100, ["wait", "reduce"])
+        return (time.slowed - 20 / 112 * float(seconds)) * rate / GATHERED
+
+    for kind, times in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+        assert passed(kind, 8) == pytest.approx(times * 3 * 7 / 8)
+    assert passed("all_reduce", 1) == 0, "nothing arrives"
 
 
 def test_a_collective_takes_at_most_half_of_a_small_device() -> None:

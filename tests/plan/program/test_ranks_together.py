@@ -146,7 +146,7 @@ def test_waiting_for_a_message_hides_nothing_of_a_collective_that_slows_the_comp
         found["rows"] = [*hidden, *found["rows"]]
         found["groups"] = [[rank, rank + 2]]
     seconds = LINKS.gather(MESSAGE, Group(2, 2))
-    passes = 3 * MESSAGE / (CLUSTER.gpu.memory_bandwidth * FITTED.memory)
+    passes = 3 * MESSAGE / 2 / (CLUSTER.gpu.memory_bandwidth * FITTED.memory)  # the half that arrives
     assert played(facts)[0].slowed == pytest.approx(20 / 112 * seconds + passes)  # 20 of 132 multiprocessors
 
 

@@ -308,3 +308,5 @@ def test_loads_of_a_matrix_are_as_long_as_all_its_rows_allow() -> None:
     odd = torch.empty(4, 50257, dtype=torch.bfloat16)
     assert [loaded_at_once(one) for one in (odd, odd.t(), odd[:, :768])] == [2, 2, 2]
     assert [loaded_at_once(odd.new_empty(7, width)) for width in (50304, 108, 150)] == [16, 8, 4]
+    heads = odd.new_empty(4, 16, 8 * 150).view(4, 16, 8, 150).transpose(1, 2)
+    assert loaded_at_once(heads) == 4, "rows start at multiples of 2,400 bytes, heads at multiples of 300"

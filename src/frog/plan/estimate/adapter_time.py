@@ -13,7 +13,7 @@ from frog.plan.estimate.adapters import FROZEN_BYTES, NF4_BYTES, Adapters, adapt
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Times
 from frog.plan.estimate.step_time import StepModel
-from frog.plan.links import Group
+from frog.plan.links import Group, ring_share
 from frog.plan.memory import Memory
 
 _ADAPTER_KERNELS = 5
@@ -30,9 +30,12 @@ class FrozenKernels(Kernels):
     In float8 only one orientation of a tensor is cast, since no weight's gradient reads the transposed one.
     """
 
-    def linear(self, rows: float, inner: float, columns: float, num: int = 1) -> tuple[float, float]:
+    def linear(
+        self, rows: float, inner: float, columns: float, num: int = 1, *, mean_rows: bool = False
+    ) -> tuple[float, float]:
         """Return the seconds of a frozen linear layer's forward and backward pass."""
-        forward, of_input = self.product(rows, inner, columns, num), self.product(rows, columns, inner, num)
+        forward = self.product(rows, inner, columns, num, mean_rows=mean_rows)
+        of_input = self.product(rows, columns, inner, num, mean_rows=mean_rows)
         casts = self._casts(rows * num, inner) / 2, self._casts(rows * num, columns) / 2
         return forward + casts[0], of_input + casts[1]
 
@@ -128,6 +131,21 @@ class AdaptedStep(StepModel):
     @cached_property
     def _stage_adapters(self) -> float:
         return self.adapters.stage_parameters(self.model, self.layout)
+
+    @cached_property
+    def whole_bytes(self) -> tuple[Column, Column]:
+        """Bytes of the frozen weights and adapters, as FSDP gathers them, and of the adapters' gradients."""
+        frozen = self.adapters.frozen_bytes(self.model, self.layout)
+        reduced = self.layout.traits.gradient_bytes * self._stage_adapters
+        return frozen + FROZEN_BYTES * self._stage_adapters, reduced
+
+    @cached_property
+    def step_bytes(self) -> tuple[Column, Column]:
+        """Bytes of the adapters' gradients, and of the updated adapters, that arrive."""
+        layout = self.layout
+        times = 1 if layout.zero > 0 and layout.shard == layout.data else 2
+        reduced = times * layout.traits.gradient_bytes * self._stage_adapters * ring_share(layout.data)
+        return reduced, FROZEN_BYTES * self._stage_adapters * ring_share(layout.shard)
 
     @cached_property
     def step_transfers(self) -> tuple[Column, Column]:

@@ -300,7 +300,10 @@ def _explain_data(step: StepModel) -> Term:
     if step.gathers_layers:
         gather, *reductions = step.layer_transfers
         reduce = sum(reductions)
-        layers, computation = layout.heaviest_layers(step.model.layers), step.stages[0].total.total * m
+        layers, computation = (
+            layout.heaviest_layers(step.model.layers),
+            (step.stages[0].total.total + step.copies_s) * m,
+        )
         formula = "m x (gather + reduction of a layer) + what exceeds the computation + slowdown of the computation"
         transfers = f"{layers} * (2 * {_exact(gather)} + {_exact(reduce)}) * {m}"
         first = f"{m} * ({_exact(gather)} + {_exact(reduce)})"
@@ -421,8 +424,8 @@ def explain_range(run: PlannedRun) -> Iterator[Term]:
     typical = typical_error(run)
     yield Term(
         "width of the range",
-        "larger of the least width for this kind of run, and the ninth of ten errors of the nearest measured runs x "
-        f"(1 + {WIDER} x doublings to the nearest)",
+        "larger of the least width for this kind of run, and the ninth of the ten errors of the nearest measured runs "
+        f"x (1 + {WIDER} x doublings to the nearest)",
         f"max({_n(least_spread(run))}, {_n(typical)} * (1 + {WIDER} * {_n(distance)}))",
         spread,
         "",

@@ -25,12 +25,10 @@ LOAD_BYTES = 16
 """Bytes that a thread loads at once, if they start at a multiple of it; else a half, a quarter or an eighth."""
 _HEAD_EDGE = 32
 """Step of the head widths for which fused attention has kernels."""
-COMMUNICATION_SMS = 20
-"""Multiprocessors that a collective takes from the computation next to it: DeepSeek-AI 2024, section 3.2.2, for NVLink
-and InfiniBand at once."""
-COMMUNICATION_PASSES = 3
-"""How often a byte of a collective passes the memory of a rank: written when it arrives, read to be added or used, and
-read to be sent on. On a slow network bytes are few in a second, and take little of the memory's bandwidth."""
+_PASSES = 3
+"""How often a byte that arrives at a rank passes its memory in NCCL's rings: written to NCCL's buffer, read from there,
+and, of a gather, written to the output, or, of a reduction, added to a byte that is read. It is sent on from registers.
+What computation reads later is its own traffic."""
 BLOCK = 128
 """Rows and columns of a block of scores in fused attention."""
 _OLDER_ATTENTION = {"flash1": 0.55, "triton": 0.77}
@@ -63,12 +61,15 @@ class Kernels:
         have computed. A small device, or one that stands for threads, has fewer.
         """
         num_sms = self.gpu.num_sms
-        taken = min(COMMUNICATION_SMS, num_sms / 2)
+        taken = min(self.layout.traits.collective_sms, num_sms / 2)
         return taken / (num_sms - taken)
 
-    def lost_beside(self, seconds: Column, num_bytes: Column) -> Column:
-        """Return the seconds that computation loses to a collective of so many bytes that runs next to it."""
-        return self.overlap_cost * seconds + COMMUNICATION_PASSES * num_bytes / self.memory_rate
+    def lost_beside(self, seconds: Column, arrived: Column) -> Column:
+        """Return the seconds that computation loses to a collective next to it with so many bytes that arrive.
+
+        On a slow network few arrive in a second, and take little of the memory's bandwidth.
+        """
+        return self.overlap_cost * seconds + _PASSES * arrived / self.memory_rate
 
     @property
     def memory_rate(self) -> float:
@@ -85,38 +86,47 @@ class Kernels:
         rate: float | None = None,
         output_bytes: int = 2,
         aligned: float | None = None,
+        mean_rows: bool = False,
     ) -> float:
         """Return the seconds of `num` equal products in one launch: (rows, inner) by (inner, columns).
 
         `aligned` is the share of the rate that the starts of the matrices' rows leave; by default that of rows of
-        `inner` and `columns` numbers.
+        `inner` and `columns` numbers, which a compiler pads. With `mean_rows`, `rows` is a mean of several products,
+        each of which fills up half a tile on average.
 
         Source:  roofline: max(2 r i c / (rate * size efficiency), bytes / memory rate).
         """
         if not rows:
             return 0.0
-        outputs = _filled(rows, _EDGE), _filled(columns, _EDGE)
-        tiles = num * math.ceil(rows / _TILE_ROWS) * max(1.0, outputs[1] / _TILE_COLUMNS)
+        filled_rows = rows + min(rows, _EDGE) / 2 if mean_rows else _filled(rows, _EDGE)
+        outputs = filled_rows, _filled(columns, _EDGE)
+        num_rows = max(1.0, filled_rows / _TILE_ROWS) if mean_rows else math.ceil(rows / _TILE_ROWS)
+        tiles = num * num_rows * max(1.0, outputs[1] / _TILE_COLUMNS)
         filled = tiles / (tiles + self.constants.wave_loss * self.gpu.num_sms)
         rate = rate or self.product_rate
         tile_s = 2.0 * _TILE_ROWS * _TILE_COLUMNS * inner * self.gpu.num_sms / rate
         deep = tile_s / (tile_s + self.constants.tile_s)
         whole = 2.0 * num * math.prod(outputs) * _filled(inner, _INNER_EDGE)
-        arithmetic = whole / (rate * filled * deep * (aligned or aligned_share(inner, columns)))
+        arithmetic = whole / (rate * filled * deep * (aligned or self._aligned(inner, columns)))
         traffic = num * (2.0 * inner * (rows + columns) + output_bytes * rows * columns)
         return max(arithmetic, traffic / self.memory_rate)
 
-    def linear(self, rows: float, inner: float, columns: float, num: int = 1) -> tuple[float, float]:
-        """Return the seconds of a linear layer's forward and backward pass.
+    def linear(
+        self, rows: float, inner: float, columns: float, num: int = 1, *, mean_rows: bool = False
+    ) -> tuple[float, float]:
+        """Return the seconds of a linear layer's forward and backward pass; `mean_rows` as in `product`.
 
         The backward pass multiplies the output's gradient by the weight and by the input, and adds the second product
         to the weight's gradient in float32.
         """
-        forward = self.product(rows, inner, columns, num)
-        of_input = self.product(rows, columns, inner, num)
-        of_weight = self.product(inner, rows, columns, num, output_bytes=8, aligned=aligned_share(inner, columns))
+        forward = self.product(rows, inner, columns, num, mean_rows=mean_rows)
+        of_input = self.product(rows, columns, inner, num, mean_rows=mean_rows)
+        of_weight = self.product(inner, rows, columns, num, output_bytes=8, aligned=self._aligned(inner, columns))
         casts = self._casts(rows * num, inner), self._casts(rows * num, columns)
         return forward + casts[0], of_input + of_weight + casts[1]
+
+    def _aligned(self, *widths: float) -> float:
+        return 1.0 if self.layout.traits.pads_products else aligned_share(*widths)
 
     def _casts(self, rows: float, width: float) -> float:
         """Return the seconds to cast a tensor to float8, as it is and transposed: write 2 bytes, since the operation

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from frog.plan.columns import Column, most
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.layout import Layout
-from frog.plan.links import Group, Links
+from frog.plan.links import Group, Links, ring_share
 from frog.plan.model import PlannedModel
 
 _DENSE_KERNELS, _MOE_KERNELS = 22, 60
@@ -71,13 +71,13 @@ class LayerModel:
     kernels: Kernels
     links: Links
 
-    def slowed(self, communication: Column, num_bytes: Column, exposed: Column) -> Column:
+    def slowed(self, communication: Column, arrived: Column, exposed: Column) -> Column:
         """Return the seconds that computation takes longer than it would alone, beyond the exposed communication.
 
         While c seconds of communication run, l seconds of computation are lost: both take max(c, computation + l).
         Computation that ends before the communication costs nothing, however slow it was.
         """
-        return most(0.0, self.kernels.lost_beside(communication, num_bytes) - exposed)
+        return most(0.0, self.kernels.lost_beside(communication, arrived) - exposed)
 
     @property
     def overlaps_experts(self) -> bool:
@@ -121,7 +121,21 @@ class LayerModel:
         Source:  DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1.
         """
         hidden = min(comm.expert, computation)
-        return replace(comm, expert=comm.expert - hidden * (1 - self.kernels.overlap_cost))
+        left = self._left_of(comm.expert, hidden, ring_share(self.layout.ep) * sum(self.expert_bytes))
+        return replace(comm, expert=left)
+
+    def _left_of(self, whole: float, hidden: float, arrived: float) -> float:
+        """Return the exposed seconds of a collective of which some are hidden, and what these cost: at most as much."""
+        lost = self.kernels.lost_beside(hidden, arrived * hidden / whole if whole else 0.0)
+        return whole - float(max(0.0, hidden - lost))
+
+    @property
+    def expert_bytes(self) -> tuple[float, float]:
+        """Bytes that a rank sends to its tokens' experts, and that these send back."""
+        model, layout = self.model, self.layout
+        sent = layout.tokens / layout.tp * model.experts_per_token * model.hidden
+        in_fp8 = layout.traits.dispatches_fp8 and layout.precision.startswith("fp8")
+        return (1.0 if in_fp8 else 2.0) * sent, 2.0 * sent
 
     def _recomputed(self, forward: Times) -> Times:
         """Return what the backward pass computes again.
@@ -161,7 +175,9 @@ class LayerModel:
         split = layout.tp if layout.ep == 1 else 1
         rows = layout.tokens * model.experts_per_token / layout.tp * split * layout.ep / model.experts
         pairs = model.ffn_products(model.expert_ffn)
-        return [self.kernels.linear(rows, *part_of(pair, model.hidden, split), num=local) for pair in pairs]
+        return [
+            self.kernels.linear(rows, *part_of(pair, model.hidden, split), num=local, mean_rows=True) for pair in pairs
+        ]
 
     def _attention(self) -> tuple[float, float]:
         """Return the seconds of attention in both passes, of a mean layer if some have a sliding window."""
@@ -211,7 +227,8 @@ class LayerModel:
         return self.kernels.moves(layout.tokens * forward), self.kernels.moves(layout.tokens * backward)
 
     def _communication(self, mixture: bool, products: float, attention: float) -> Times:
-        """Return the exposed communication of one pass. It hides behind the products or attention, at most their time.
+        """Return the exposed communication of one pass, and what the hidden part takes from the computation next to it.
+        It hides behind the products or attention, at most their time.
 
         tp     two all-reduces of the stream; with sequence parallelism as many bytes (Korthikanti et al. 2022), of
                which those of the gathers may be in float8
@@ -222,21 +239,18 @@ class LayerModel:
         tensor = 2 * links.all_reduce(self.stream_bytes, Group(layout.tp, 1))
         if layout.traits.overlaps_tensor:
             hidden = min(self.kernels.constants.hidden_tensor * tensor, products)
-            hidden_bytes = 4 * self.stream_bytes * hidden / tensor if tensor else 0.0
-            tensor -= hidden - self.kernels.lost_beside(hidden, hidden_bytes)
+            tensor = self._left_of(tensor, hidden, 4 * ring_share(layout.tp) * self.stream_bytes)
         keys_values = 2.0 * layout.tokens * 2 * model.kv_heads * model.head_dim / layout.tp
         ring = links.gather(keys_values * layout.cp, Group(layout.cp, layout.tp))
-        context = max(ring / layout.cp, ring - attention)
+        hidden = ring - max(ring / layout.cp, ring - attention)
+        context = self._left_of(ring, hidden, ring_share(layout.cp) * keys_values * layout.cp)
         expert = 0.0
         if mixture:
-            sent = layout.tokens / layout.tp * model.experts_per_token * model.hidden
             group = Group(layout.ep, 1)
             traits = layout.traits
             once = traits.sends_once_per_node or (traits.sends_groups_once and model.expert_groups > 0)
             copies = model.experts_per_token if once else 1
-            in_fp8 = layout.traits.dispatches_fp8 and layout.precision.startswith("fp8")
-            sizes = (1.0 if in_fp8 else 2.0), 2.0
-            expert = sum(links.all_to_all(size * sent, group, copies, model.expert_groups) for size in sizes)
+            expert = sum(links.all_to_all(sent, group, copies, model.expert_groups) for sent in self.expert_bytes)
         return Times(tensor=tensor, context=context, expert=expert)
 
 

@@ -1,6 +1,7 @@
 """The measured runs nearest to a planned one: how far off their predictions were, and whether the plan is beyond them.
 
-measured.csv has the errors of published runs with the committed constants (`benchmarks/planner.py --nearest`).
+measured.csv has the errors of published runs with constants that were fitted without their source
+(`benchmarks/planner.py --nearest`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from importlib.resources import files
 
 from frog.plan.estimate.rows import PlannedRun
 
-_NEAREST = 8
+_NEAREST = 10
 _BEYOND = 2.0
 """Factor beyond the largest measured run up to which a plan counts as validated."""
 WIDER = 0.1
@@ -67,15 +68,21 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 
 
 def nearest_runs(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> list[tuple[float, MeasuredRun]]:
-    """Return the nearest measured runs, or the nearest of some, with their distance in doublings: another GPU counts as
-    two, a mixture too.
+    """Return the nearest measured runs, or the nearest of some, with their distance in doublings.
+
+    Another GPU, a mixture, and FSDP or not count as two; a pipeline or not, a network or none, and another program as
+    one.
     """
-    sizes = features_of(run)
+    sizes, program = features_of(run), _FAMILIES.get(run.program, run.program)
 
     def distance(other: MeasuredRun) -> float:
         squares = [_doublings(sizes[name], getattr(other, name)) ** 2 for name in _SIZES]
-        kinds = 4.0 * (other.gpu != run.cluster.gpu.name) + 4.0 * (bool(other.experts) != bool(sizes["experts"]))
-        return math.sqrt(sum(squares) + kinds)
+        networks = sizes["network"], other.network
+        squares.append(_doublings(*networks) ** 2 if all(networks) else float(any(networks)))
+        kinds = other.gpu != run.cluster.gpu.name, bool(other.experts) != bool(sizes["experts"])
+        far = (*kinds, (other.zero == 3) != (sizes["zero"] == 3))
+        near = (other.pp > 1) != (sizes["pp"] > 1), other.program != program
+        return math.sqrt(sum(squares) + 4 * sum(far) + sum(near))
 
     found = sorted(((distance(other), other) for other in among or measured_runs()), key=lambda pair: pair[0])
     return found[:_NEAREST]
@@ -83,6 +90,14 @@ def nearest_runs(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> list[tup
 
 _SIZES = ("num_gpus", "parameters", "seq_len", "micro_tokens")
 _NUMBERS = (*_SIZES, "network", "experts", "pp", "zero")
+
+
+_FAMILIES = {
+    "megatron-core": "megatron-bridge",
+    "deepspeed": "megatron-deepspeed",
+    **dict.fromkeys(("transformers", "accelerate", "fms-fsdp"), "llm-foundry"),
+}
+"""The measured program that is most like another one."""
 
 
 def _doublings(one: float, other: float) -> float:

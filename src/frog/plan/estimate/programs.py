@@ -30,16 +30,17 @@ def _usual_traits(row: Row) -> Traits:
     """Return what the named program does, by its documentation:
 
     Megatron-DeepSpeed, Megatron-LM until 2022    attention with scores and dropout, no overlap
-    Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication but the experts' overlaps, in
-                                                  registered buffers; NeMo and Bridge reduce gradients in 16 bits.
+    Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication but the experts' overlaps; NeMo
+                                                  and Bridge reduce gradients in 16 bits. Bridge's, of 2025, runs in
+                                                  registered buffers, with 6 multiprocessors (NCCL 2.24).
                                                   Bridge's recipes for experts in several NVLink domains overlap their
                                                   all-to-all, except with token drop, and send a token of DeepSeek once
                                                   to a node (DeepEP)
     HAI-LLM                                       DeepSeek's: the experts' all-to-all overlaps, tokens leave in float8,
                                                   which a kernel of its own casts
-    torchtitan                                    FlashAttention 2, compiled; async TP where the row says so; since 2025
-                                                  its loss is compiled with the model
-    llm-foundry, fms-fsdp                         reduce gradients in 16 bits
+    torchtitan                                    FlashAttention 2, compiled, so that Inductor pads products; async TP
+                                                  where the row says so; since 2025 its loss is compiled with the model
+    llm-foundry, fms-fsdp                         reduce gradients in 16 bits; FSDP1, whose parameters are views
     InternEvo                                     reduces gradients in 16 bits; AdamW of torch 1.13 on one flat tensor
     Frog                                          float32 weights; gradients overlap if the run file says so
     all until 2023                                FlashAttention 1
@@ -79,6 +80,7 @@ def _usual_traits(row: Row) -> Traits:
             "fused",
             gradient_bytes=2 if nemo or bridge else 4,
             pads_vocab=True,
+            collective_sms=6 if bridge else 20,
             loss_bytes=_FUSED_LOSS if bridge else _JIT_LOSS if nemo else _MEGATRON_LOSS,
             overlaps_parameters=True,
             overlaps_tensor=True,
@@ -97,6 +99,7 @@ def _usual_traits(row: Row) -> Traits:
             fuses_loss=compiles,
             loss_bytes=_COMPILED_LOSS if compiles else _PARALLEL_LOSS,
             launches_ahead=True,
+            pads_products=True,
         )
     if software.startswith("frog"):
         return Traits(
@@ -113,6 +116,8 @@ def _usual_traits(row: Row) -> Traits:
         gradient_bytes=size,
         fuses_gate=whole,
         keeps_whole_copy=whole,
+        copies_gathered=not any(name in software for name in ("llm-foundry", "fms-fsdp")),
+        pads_vocab="megatron" in software,
         parallel_loss=not whole,
         loss_bytes=_FUSED_LOSS if "llm-foundry" in software or "intern" in software else _EAGER_LOSS,
         fuses_loss="llm-foundry" in software,

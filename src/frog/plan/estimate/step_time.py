@@ -14,7 +14,7 @@ from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import Kernels
 from frog.plan.estimate.layer_time import LayerModel, Passes, Times
 from frog.plan.layout import Layout
-from frog.plan.links import Group, Links, Route
+from frog.plan.links import Group, Links, Route, ring_share
 from frog.plan.memory import Memory, step_memory
 from frog.plan.model import PlannedModel
 
@@ -235,6 +235,12 @@ class StepModel:
         return self.layout.stage_parameters(self.model)
 
     @cached_property
+    def whole_bytes(self) -> tuple[Column, Column]:
+        """Bytes of the heaviest rank's parameters, as FSDP gathers them, and of its gradients, as it reduces them."""
+        layout = self.layout
+        return layout.gathered_bytes * self.stage_parameters, layout.traits.gradient_bytes * self.stage_parameters
+
+    @cached_property
     def data(self) -> tuple[Column, Column]:
         """The exposed seconds of data-parallel communication, and how much it slows the computation down."""
         alone, gathers = self._groups["dp"].size < 2, self.gathers_layers
@@ -260,10 +266,8 @@ class StepModel:
         hidden = self.hidden_transfer(reduce, backward) if traits.overlaps_gradients else 0.0
         hidden_gather = self.hidden_transfer(gathered, backward / 2) if traits.overlaps_parameters else 0.0
         slowed = 0.0
-        passes = choose(self.layout.zero > 0, 1, 2)  # an all-reduce is a reduce-scatter and a gather
-        sizes = passes * traits.gradient_bytes, self.layout.gathered_bytes
-        for seconds, behind, size in zip((reduce, gathered), (hidden, hidden_gather), sizes, strict=True):
-            lost = self.layers.slowed(seconds, size * self.stage_parameters, seconds - behind)
+        for seconds, behind, arrived in zip((reduce, gathered), (hidden, hidden_gather), self.step_bytes, strict=True):
+            lost = self.layers.slowed(seconds, arrived, seconds - behind)
             slowed = slowed + choose(behind > 0, lost, 0.0)
         return reduce + gathered - hidden - hidden_gather, slowed
 
@@ -299,34 +303,51 @@ class StepModel:
         gathered = gathered + choose(experts > 0, links.gather(experts, groups[1]), 0)
         return reduce, choose(layout.zero > 0, gathered, 0.0)
 
+    @cached_property
+    def step_bytes(self) -> tuple[Column, Column]:
+        """Bytes that arrive at the heaviest rank in these two transfers: all but its own, of an all-reduce twice."""
+        layout, reduced, gathered = self.layout, 0.0, 0.0
+        times = choose((layout.zero > 0) & (layout.shard == layout.data), 1, 2)
+        for numel, size in zip(self.stage_parameter_parts, (layout.data, layout.num_expert_copies), strict=True):
+            reduced = reduced + times * layout.traits.gradient_bytes * numel * ring_share(size)
+            gathered = gathered + layout.gathered_bytes * numel * ring_share(least(layout.shard, size))
+        return reduced, gathered
+
     def _data_sharded(self) -> tuple[Column, Column]:
         """Return the same with sharded parameters (FSDP): each layer's are gathered before its forward and backward
         pass, and its gradients reduce-scattered after, next to the computation of its neighbors.
         """
         gather, *reductions = self.layer_transfers
         reduce = sum(reductions)
-        num_micro = self.layout.num_micro
-        communication = self.heaviest_layers * (2 * gather + reduce) * num_micro
-        sizes = 2 * self.layout.gathered_bytes + self.layout.traits.gradient_bytes
-        num_bytes = sizes * self.stage_parameters * num_micro
-        copies = self.kernels.moves(self.copied_bytes * self.stage_parameters) * num_micro
-        computation = self.stage_seconds[0] * num_micro + copies
+        num_micro, copies = self.layout.num_micro, self.copies_s
+        communication = self.heaviest_layers * (2 * gather + reduce)
+        computation = self.stage_seconds[0] + copies
         exposed = most(0.0, communication - computation)
-        return (gather + reduce) * num_micro + exposed, self.layers.slowed(communication, num_bytes, exposed) + copies
+        slowed = self.layers.slowed(communication, self.sharded_bytes, exposed)
+        return (gather + reduce + exposed) * num_micro, (slowed + copies) * num_micro
 
     @property
-    def copied_bytes(self) -> float:
-        """Bytes that FSDP moves for each parameter next to the computation of a micro-batch.
+    def sharded_bytes(self) -> Column:
+        """Bytes that arrive at the heaviest rank in a micro-batch's gathers and reductions."""
+        layout, (gathered, reduced) = self.layout, self.whole_bytes
+        among_replicas = 2 * ring_share(layout.data // layout.shard) * reduced / layout.shard
+        return (2 * gathered + reduced) * ring_share(layout.shard) + among_replicas
 
-        It copies what was gathered into the parameters, twice, and gradients, cast, into the buffer that is reduced.
-        Programs with whole buffers of their own (Megatron, DeepSpeed) gather into these.
+    @property
+    def copies_s(self) -> Column:
+        """Seconds of FSDP's copies in a micro-batch, next to its other computation.
 
-        Source:  torch's `foreach_all_gather_copy_out` and `foreach_reduce_scatter_copy_in` (FSDP2).
+        FSDP2 copies what was gathered into the parameters, twice; parameters of FSDP1 are views of what was gathered.
+        Both copy gradients, cast, into the buffer that is reduced. Programs with whole buffers of their own (Megatron,
+        DeepSpeed) gather into these.
+
+        Source:  torch's `foreach_all_gather_copy_out` and `foreach_reduce_scatter_copy_in` (FSDP2); `_flat_param.py`.
         """
-        layout = self.layout
-        if layout.traits.keeps_whole_copy:
+        traits, (gathered, reduced) = self.layout.traits, self.whole_bytes
+        if traits.keeps_whole_copy:
             return 0.0
-        return 2 * 2 * layout.gathered_bytes + 2 + layout.traits.gradient_bytes
+        copied = 2 * 2 * gathered if traits.copies_gathered else 0.0
+        return self.kernels.moves(copied + reduced + 2 * reduced / traits.gradient_bytes)
 
     @cached_property
     def layer_transfers(self) -> tuple[Column, Column, Column]:

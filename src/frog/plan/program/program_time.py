@@ -18,7 +18,7 @@ from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster
 from frog.plan.estimate.kernels import BLOCK, LOAD_BYTES, Kernels
 from frog.plan.layout import Layout
-from frog.plan.links import Group, Links
+from frog.plan.links import Group, Links, wire_bytes
 
 _MODEL_PASSES = ("forward", "backward")
 """Passes whose operations count for the MFU: what is recomputed does not."""
@@ -165,6 +165,7 @@ class StepClock:
     started: float = 0.0
     """Seconds of the collectives next to which the program computes."""
     started_bytes: float = 0.0
+    """Their bytes that arrive at this rank."""
     started_exposed: float = 0.0
     rank: int = 0
     meetings: Meetings | None = None
@@ -259,8 +260,8 @@ class StepClock:
             self.result.num_float32 += 1
         elif itemsize == 1 and gpu.sustained_fp8:
             rate = gpu.sustained_fp8 * self.constants.product_fp8
-        share = loaded / LOAD_BYTES if itemsize == 2 else 1.0
-        seconds = kernels.product(rows, inner, columns, num, rate=rate, output_bytes=max(2, itemsize), aligned=share)
+        aligned = loaded / LOAD_BYTES if itemsize == 2 else 1.0
+        seconds = kernels.product(rows, inner, columns, num, rate=rate, output_bytes=max(2, itemsize), aligned=aligned)
         if passed in _MODEL_PASSES:
             self.result.model_flops += 2.0 * num * rows * inner * columns
         self._launched(passed, seconds, line, "products")
@@ -326,7 +327,9 @@ class StepClock:
         if mode == "started":
             self.ends[key] = end, where, line
             self.started += seconds
-            self.started_bytes += num_bytes
+            self.started_bytes += wire_bytes(
+                "all_reduce" if kind == "all_reduce" else "all_gather", num_bytes, num_ranks
+            )
             return
         self._until(end, where, line)
 

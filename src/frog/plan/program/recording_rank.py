@@ -458,9 +458,9 @@ def product_row(name: str, args: Any, outputs: list[Any]) -> list[Any] | None:
 
 
 def loaded_at_once(matrix: Any) -> int:
-    """Return how many bytes of a matrix, or of each in a batch, one load reads: its rows start at multiples of them."""
-    step = max(matrix.stride()[-2:]) * matrix.element_size()
-    return math.gcd(LOAD_BYTES, step)
+    """Return how many bytes of a matrix, or of each in a batch, one load reads: all rows start at multiples of them."""
+    steps = [step for size, step in zip(matrix.shape, matrix.stride(), strict=True) if size > 1 and step != 1]
+    return math.gcd(LOAD_BYTES, *(step * matrix.element_size() for step in steps))
 
 
 def attention_row(name: str, args: Any) -> list[Any] | None:

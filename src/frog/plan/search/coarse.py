@@ -237,6 +237,14 @@ class _Columns(StepModel):
     def layer_transfers(self) -> tuple[Column, Column, Column]:
         return self._of_group(self.of_group.layer_transfers)  # type: ignore[no-any-return]
 
+    @cached_property
+    def whole_bytes(self) -> tuple[Column, Column]:
+        return self._of_group(self.of_group.whole_bytes)  # type: ignore[no-any-return]
+
+    @cached_property
+    def step_bytes(self) -> tuple[Column, Column]:
+        return self._of_group(self.of_group.step_bytes)  # type: ignore[no-any-return]
+
     @property
     def optimizer(self) -> Column:
         return self.of_group.optimizer[self.group]
