@@ -13,13 +13,11 @@ from frog.observe.diagnose.known_errors.findings import (
     FATAL,
     HANGS,
     OWN,
+    Finding,
     first_cause,
     in_time,
     is_answer,
     rival_of,
-)
-from frog.observe.diagnose.known_errors.findings import (
-    Finding as Finding,  # the rules of a run use it too
 )
 from frog.observe.diagnose.known_errors.kinds import stage_of
 from frog.observe.diagnose.known_errors.lines import LogLine, clean_lines

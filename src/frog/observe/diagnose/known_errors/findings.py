@@ -11,8 +11,10 @@ from frog.observe.diagnose.known_errors.lines import LogLine
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 from frog.observe.diagnose.known_errors.tracebacks import Frame
 
-FATAL, OWN = "fatal error", "the program's own message"
-"""Instead of an exception's class, for a record after which a library aborts, and for another message."""
+FATAL = "fatal error"
+"""Instead of an exception's class: a record after which a library aborts."""
+OWN = "the program's own message"
+"""Instead of an exception's class: another message of the program."""
 HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
 _ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
 """Ids of ends from outside, which also befall a job that hangs."""

@@ -22,7 +22,7 @@ from frog.observe.diagnose.known_errors.table.known import Text
 if TYPE_CHECKING:
     from frog.observe.diagnose.known_errors.tracebacks import Frame
 
-_FILE = Path(__file__).with_suffix(".toml")
+_FILE = Path(__file__).with_name("kinds.toml")
 _HINT = "correct the kind"
 _MOST_TEXT, _MOST_IN_A_NAME = 1500, 80
 """Most characters of a message that are searched, and of a name that is taken from it."""

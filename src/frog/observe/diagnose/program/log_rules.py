@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.known_errors.explain import Explanation, Finding
+from frog.observe.diagnose.known_errors.explain import Explanation
+from frog.observe.diagnose.known_errors.findings import Finding
 from frog.observe.diagnose.known_errors.log_answer import log_answer
 from frog.observe.diagnose.known_errors.table.known import Level
 from frog.observe.diagnose.program.barrier_rules import raised_instead
