@@ -92,6 +92,31 @@ def test_branch_is_certain_if_the_waiting_rank_calls_no_collective_any_more(
     assert found.finding.endswith("which rank 1 never calls: only some ranks pass `if rank == 0:` in line 5")
 
 
+RETURNS = """\
+def step(x):
+    dist.all_reduce(x)
+    if rank != 0:
+        return
+    dist.all_reduce(x)
+step(x)
+time.sleep(600)
+"""
+
+
+def test_return_before_a_call_is_likely_though_the_other_rank_calls_no_collective_any_more(tmp_path: Path) -> None:
+    """Another return, or what it stands in, may have led the rank past the call."""
+    script = tmp_path / "train.py"
+    script.write_text(RETURNS)
+    line = line_of(script, 7, "<module>")
+    ranks = [
+        rank(0, ("all_reduce", 8, 2), ("all_reduce", 8, 5), state="running", pending=1),
+        rank(1, ("all_reduce", 8, 2), state="running", cpu_busy=False, line=line, stack=[line]),
+    ]
+    found = diagnose_program(evidence(*(of_script(script, each) for each in ranks)))
+    assert (found.fault, found.certain) == ("branch", False)
+    assert found.finding.endswith("which rank 1 never calls: only some ranks pass `if rank != 0: return` in line 3")
+
+
 @pytest.mark.parametrize(
     "parts",
     [

@@ -51,15 +51,17 @@ def absent(evidence: Evidence, found: Difference) -> Diagnosis | None:
 def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     """Find a collective under a test that only some ranks pass."""
     missing = [evidence.ranks[each] for each in found.absent]
-    if any(_has_called(rank, found) or (_works(rank) and not calls_nothing_more(rank.stack)) for rank in missing):
+    ends = {rank.rank: calls_nothing_more(rank.stack) for rank in missing}
+    if any(_has_called(rank, found) or (_works(rank) and not ends[rank.rank]) for rank in missing):
         return None
     branch = branch_around(evidence, found)
-    is_over = all(calls_nothing_more(rank.stack) for rank in missing)
-    if branch is not None and branch.is_shared and not is_over:
+    if branch is not None and branch.is_shared and not all(ends.values()):
         branch = None  # the other ranks' own call may still come
     has_returned = branch is not None and branch.block.kind == "return" and all(is_finished(rank) for rank in missing)
     if has_returned and len(missing) <= len(found.calls):
         return None  # `finished_rank` names the ranks that returned
+    # a return may have another one behind it, whatever its rank still does
+    is_over = branch is not None and branch.block.kind != "return" and all(ends.values())
     certain, passed = branch is not None and (branch.is_proof or is_over), str(branch) if branch is not None else None
     if branch is None and (block := _branch_of_callers(evidence, found)) is not None:
         certain, passed = False, f"{block}{source_words(block)}"
