@@ -22,9 +22,9 @@ FALLING = np.linspace(8.0, 2.0, 40)
     ("heldout", "end"),
     [
         ([], "(means of the first and last tenth of the steps)."),
-        ([8.0, 2.2], "The held-out loss is close: what was learned holds for other text."),
-        ([8.0, 2.0, 3.0], "The held-out loss has risen from 2.000: the model learns its text by heart."),
-        ([8.0, 3.0], "The held-out loss is higher by 0.7692: part is learned by heart."),
+        ([8.0, 2.2], "The held-out loss is close: no sign of overfitting."),
+        ([8.0, 2.0, 3.0], "The held-out loss has risen from 2.000: the usual sign of overfitting."),
+        ([8.0, 3.0], "The held-out loss is higher by 0.7692, perhaps by overfitting."),
     ],
 )
 def test_loss_is_compared_with_the_held_out_loss(heldout: list[float], end: str) -> None:
@@ -41,12 +41,13 @@ def test_only_a_late_multiple_of_the_median_norm_is_a_spike() -> None:
     late, early = norms.copy(), norms.copy()
     late[29] = early[0] = 9.0
     assert report_sentences._norm(late, steps).endswith(
-        "largest 9.000 in step 30: a spike, of a bad batch or a learning rate that is too high."
+        "largest 9.000 in step 30: a spike. Look at the batch of that step and at the learning rate."
     )
     assert report_sentences._norm(early, steps).endswith("largest 9.000 in step 1: no spike after the first steps.")
     late[0] = 20.0
     assert report_sentences._norm(late, steps).endswith(
-        "largest 9.000 after the first steps, in step 30: a spike, of a bad batch or a learning rate that is too high."
+        "largest 9.000 after the first steps, in step 30: a spike. "
+        "Look at the batch of that step and at the learning rate."
     )
 
 
@@ -76,7 +77,7 @@ def test_time_names_the_dominating_phase_the_slow_rank_and_both_numbers_of_waiti
     assert said.startswith(
         "forward dominates with 35 % of the time. reduce takes 31 %; a second node would put a network"
     )
-    assert "Rank 1 computes 30 % longer than rank 0: the others wait for it in collectives." in said
+    assert "Rank 1 computes 30 % longer than rank 0: wherever all meet in a collective, the others wait for it." in said
     assert "The column collectives has 40 % on average, and not reduce's 31 %" in said
     assert "a second node" not in " ".join(time_sentences([fast, slow], 2))
     assert time_sentences([fast], 1)[1:] == ["With a second rank, a step would have reduce, too."]

@@ -48,10 +48,10 @@ def _loss(losses: Floats, heldout: Sequence[float]) -> str:
         risen = f"{said} The held-out loss has risen from {format_number(min(heldout))}"
         if last >= first:  # it diverges
             return f"{risen} to {format_number(heldout[-1])}."
-        return f"{risen}: the model learns its text by heart."
+        return f"{risen}: the usual sign of overfitting."
     if heldout[-1] > 1.1 * last:
-        return f"{said} The held-out loss is higher by {format_number(heldout[-1] - last)}: part is learned by heart."
-    return f"{said} The held-out loss is close: what was learned holds for other text."
+        return f"{said} The held-out loss is higher by {format_number(heldout[-1] - last)}, perhaps by overfitting."
+    return f"{said} The held-out loss is close: no sign of overfitting."
 
 
 def _norm(norms: Floats, steps: Sequence[int]) -> str:
@@ -68,7 +68,7 @@ def _norm(norms: Floats, steps: Sequence[int]) -> str:
     if finite[late] < largest:
         spike = f"{format_number(float(finite[late]))} after the first steps, in step {steps[late]:,}"
         said = f"Median {format_number(median)}, largest {spike}"
-    return f"{said}: a spike, of a bad batch or a learning rate that is too high."
+    return f"{said}: a spike. Look at the batch of that step and at the learning rate."
 
 
 def _throughput(values: Floats, steps: Sequence[int]) -> str:
@@ -116,7 +116,7 @@ def time_sentences(fractions: Sequence[RankFractions], num_nodes: int) -> list[s
         excess = computed[slow] / computed[fast] - 1
         if excess > _EVEN:
             longer = f"Rank {slow} computes {format_percent(excess)} longer than rank {fast}"
-            said.append(f"{longer}: the others wait for it in collectives.")
+            said.append(f"{longer}: wherever all meet in a collective, the others wait for it.")
         else:
             said.append(f"All ranks compute equally long, within {format_percent(max(excess, 0.01))}.")
     waited = float(np.mean([rank.collective_fraction for rank in fractions]))

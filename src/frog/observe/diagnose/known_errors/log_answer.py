@@ -119,10 +119,8 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
         confidence = "The process ended here. Whether the end of another one led to it, the log does not show."
         return (f"{says}\n{kind.says}", kind.advice, confidence) if kind else (says, advice, confidence)
     if cause.exception == OWN:
-        says, advice = (
-            "No known error matches; this is how the program itself, or a tool that it uses, reports its failure.",
-            ("look at the lines around it"),
-        )
+        says = "No known error matches; this is the strongest error message of the program or of a tool that it uses."
+        advice = "look at the lines around it"
         confidence = "It is what the log says about the failure; the cause may be elsewhere."
         return (kind.says, kind.advice, confidence) if kind else (says, advice, confidence)
     stage = f" It was raised {cause.stage}." if cause.stage else ""
