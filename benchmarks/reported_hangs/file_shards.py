@@ -1,4 +1,4 @@
-# horovod/horovod#3781: each rank has its own files, which have different numbers of rows, and goes on to evaluate.
+# horovod/horovod#3781: each rank has its own files, which have different numbers of rows, and then evaluates.
 import csv
 import io
 import itertools

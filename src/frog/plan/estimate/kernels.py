@@ -3,7 +3,7 @@
 A product takes the longer of its arithmetic and its memory traffic (roofline, Williams et al. 2009). Its arithmetic
 rate depends on its size: tiles of 128 x 256 outputs fill the multiprocessors in waves, the last of which is partly
 empty, and each tile has a start and an end that do no arithmetic (NVIDIA, "Matrix multiplication background"). A size
-that is no multiple of a tile is computed as the next one, and rows of matrices that do not start at multiples of 16
+that is not a multiple of a tile is computed as the next one, and rows of matrices that do not start at multiples of 16
 bytes are loaded in smaller pieces.
 """
 

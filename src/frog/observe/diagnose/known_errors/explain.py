@@ -511,7 +511,7 @@ def _is_remark(text: str) -> bool:
 
 
 def _has_lost_loss(text: str) -> bool:
-    """True if the loss in a line is no finite number."""
+    """True if the loss in a line is NaN or infinite."""
     lower = text.lower()
     if "loss" not in lower or not ("nan" in lower or "inf" in lower):
         return False
