@@ -16,8 +16,6 @@ _UNEVEN = 0.1
 _CHOOSING = ("SubsetRandomSampler", "WeightedRandomSampler")
 """Samplers that choose some samples on purpose."""
 _NO_CHANCE = 1000
-_MOST_ROWS = 256
-"""Samples of a batch that are known: as many, or more, may not be all."""
 
 
 def order_of_epochs(case: Comparison) -> Broken | None:
@@ -135,9 +133,7 @@ def _epochs(record: RankRecord, number: int, trains: bool = True) -> list[_Epoch
     loaders = [each for each in own if trains_in(record, each) or (not trains and len(record.batches_of(each)) > 1)]
     found = [_Epoch(each, record.batches_of(each), each is loaders[-1]) for each in loaders]
     is_known = all(
-        each.loader.batches
-        and each.loader.samples
-        and all(len(batch.rows or ()) in range(1, _MOST_ROWS) for batch in each.drawn)
+        each.loader.batches and each.loader.samples and all(batch.has_all_rows for batch in each.drawn)
         for each in found
     )
     return found if is_known else []

@@ -389,6 +389,10 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     """Attributes of the data set that draw random numbers, if no function prepares the workers."""
 
 
+_MOST_ROWS = 256
+"""Samples of a batch that are read at most: see `fingerprints.py` of the observer."""
+
+
 class Batch(_Line, frozen=True, kw_only=True, tag="batch"):
     """A batch of a DataLoader."""
 
@@ -400,6 +404,11 @@ class Batch(_Line, frozen=True, kw_only=True, tag="batch"):
     rows: list[int] | None = None
     sizes: list[int] = []
     """The first dimension of each of its tensors."""
+
+    @property
+    def has_all_rows(self) -> bool:
+        """True if `rows` are all of its samples: the observer reads no more than the first of a large batch."""
+        return 0 < len(self.rows or ()) < _MOST_ROWS
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True):

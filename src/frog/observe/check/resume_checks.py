@@ -24,8 +24,6 @@ _WITHIN = ("step_in_epoch", "batch", "batch_idx", "batch_index")
 _EPOCHS = ("epoch", "current_epoch", "epoch_idx", "epochs_run", "epochs_trained", "start_epoch")
 _SETTINGS = ("arg", "config", "cfg", "param", "opt", "sched", "model", "scaler")
 """Words in the names of dictionaries whose numbers say nothing about a place."""
-_MOST_ROWS = 256
-"""Samples of a batch that are known: as many, or more, may not be all."""
 _LEAST_SAMPLES = 8
 """Samples that come again, which are not equal by chance if few are equal in a part of an epoch."""
 _ADVICE = (
@@ -320,7 +318,7 @@ def _drawn_again(record: RankRecord, begin: _Begin, before: _Interrupted) -> Bro
 
 
 def _rows(batches: list[Batch]) -> Counter[int]:
-    known = all(0 < len(batch.rows or ()) < _MOST_ROWS for batch in batches)
+    known = all(batch.has_all_rows for batch in batches)
     return Counter(row for batch in batches for row in batch.rows or ()) if known else Counter()
 
 

@@ -142,9 +142,8 @@ class AdaptedStep(StepModel):
     @cached_property
     def step_bytes(self) -> tuple[Column, Column]:
         """Bytes of the adapters' gradients, and of the updated adapters, that arrive."""
-        layout = self.layout
-        times = 1 if layout.zero > 0 and layout.shard == layout.data else 2
-        reduced = times * layout.traits.gradient_bytes * self._stage_adapters * ring_share(layout.data)
+        layout, gradients = self.layout, self.whole_bytes[1]
+        reduced = self.times_reduced * gradients * ring_share(layout.data)
         return reduced, FROZEN_BYTES * self._stage_adapters * ring_share(layout.shard)
 
     @cached_property

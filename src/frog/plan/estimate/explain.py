@@ -300,10 +300,8 @@ def _explain_data(step: StepModel) -> Term:
     if step.gathers_layers:
         gather, *reductions = step.layer_transfers
         reduce = sum(reductions)
-        layers, computation = (
-            layout.heaviest_layers(step.model.layers),
-            (step.stages[0].total.total + step.copies_s) * m,
-        )
+        layers = layout.heaviest_layers(step.model.layers)
+        computation = (step.stages[0].total.total + step.copies_s) * m
         formula = "m x (gather + reduction of a layer) + what exceeds the computation + slowdown of the computation"
         transfers = f"{layers} * (2 * {_exact(gather)} + {_exact(reduce)}) * {m}"
         first = f"{m} * ({_exact(gather)} + {_exact(reduce)})"

@@ -303,11 +303,15 @@ class StepModel:
         gathered = gathered + choose(experts > 0, links.gather(experts, groups[1]), 0)
         return reduce, choose(layout.zero > 0, gathered, 0.0)
 
+    @property
+    def times_reduced(self) -> Column:
+        """How often gradients pass a rank: once in a reduce-scatter over all ranks, twice in an all-reduce."""
+        return choose((self.layout.zero > 0) & (self.layout.shard == self.layout.data), 1, 2)
+
     @cached_property
     def step_bytes(self) -> tuple[Column, Column]:
         """Bytes that arrive at the heaviest rank in these two transfers: all but its own, of an all-reduce twice."""
-        layout, reduced, gathered = self.layout, 0.0, 0.0
-        times = choose((layout.zero > 0) & (layout.shard == layout.data), 1, 2)
+        layout, reduced, gathered, times = self.layout, 0.0, 0.0, self.times_reduced
         for numel, size in zip(self.stage_parameter_parts, (layout.data, layout.num_expert_copies), strict=True):
             reduced = reduced + times * layout.traits.gradient_bytes * numel * ring_share(size)
             gathered = gathered + layout.gathered_bytes * numel * ring_share(least(layout.shard, size))

@@ -87,8 +87,8 @@ def is_readable(line: CodeLine) -> bool:
     """True if the source of a line is known: the file has the line's function there."""
     if not line.file.endswith(".py") or not source_of(line.file).is_known:
         return False
-    around = [function for function in source_of(line.file).functions if function.first <= line.line <= function.last]
-    name = max(around, key=lambda function: function.first).name if around else "<module>"
+    around = function_around(source_of(line.file), line.line)
+    name = around.name if around is not None else "<module>"
     return name == line.function or (line.function.startswith("<") and line.function != "<module>")
 
 
@@ -201,11 +201,12 @@ def _other_sides(block: Block) -> list[Block]:
         and each.kind in ("if", "else")
         and (each.last < block.first or block.last < each.first)
         and (each.kind, each.text) != (block.kind, block.text)
-        and _function_around(source, each.line) == _function_around(source, block.line)
+        and function_around(source, each.line) == function_around(source, block.line)
     ]
 
 
-def _function_around(source: Source, line: int) -> _Span | None:
+def function_around(source: Source, line: int) -> _Span | None:
+    """Return the innermost function that has a line; None for a line of the module."""
     around = [each for each in source.functions if each.first <= line <= each.last]
     return max(around, key=lambda each: each.first, default=None)
 
@@ -227,10 +228,9 @@ def sends_and_receives(line: CodeLine) -> bool:
     if not is_readable(line):
         return False
     source = source_of(line.file)
-    around = [function for function in source.functions if function.first <= line.line <= function.last]
-    if not around:
+    function = function_around(source, line.line)
+    if function is None:
         return False
-    function = max(around, key=lambda each: each.first)
     text = "\n".join(source.lines[function.first : function.last])
     return bool(_SENDS.search(text) and _RECEIVES.search(text))
 

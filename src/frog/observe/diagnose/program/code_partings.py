@@ -22,6 +22,7 @@ from frog.observe.diagnose.program.code_blocks import (
     blocks_around,
     called_on_other_sides,
     calls_in_order,
+    function_around,
     has_counterpart,
     is_fixed,
     is_readable,
@@ -364,10 +365,9 @@ def _returns_before(line: CodeLine, tests: re.Pattern[str] = _ANY) -> list[Block
     tests: what the text of such a condition has.
     """
     source = source_of(line.file) if line.file.endswith(".py") else Source()
-    around = [function for function in source.functions if function.first <= line.line <= function.last]
-    if not around or not is_readable(line):
+    function = function_around(source, line.line)
+    if function is None or not is_readable(line):
         return []
-    function = max(around, key=lambda each: each.first)
     inner = [each for each in source.functions if function.first < each.first <= function.last]
     ways = [
         jump
@@ -411,7 +411,7 @@ def may_leave_out(stack: Sequence[CodeLine], since: int) -> bool:
 
 
 def _is_tried_in_a_loop(stack: Sequence[CodeLine]) -> bool:
-    """True if an error in a call may lead to the next round of a loop: its handler goes on in that."""
+    """True if an error in a call may lead to the next round of a loop: its handler continues with that one."""
     was_tried = False
     for frame in stack:
         blocks = blocks_around(frame)

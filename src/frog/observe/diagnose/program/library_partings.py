@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.program.code_blocks import blocks_around, parse_file, source_of
+from frog.observe.diagnose.program.code_blocks import blocks_around, function_around, parse_file, source_of
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import Parting, parting_lines, parting_of
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, place
@@ -94,9 +94,8 @@ def lines_with(files: Iterable[str], pattern: re.Pattern[str]) -> list[CodeLine]
 
 
 def _line_in(file: str, line: int) -> CodeLine:
-    around = [function for function in source_of(file).functions if function.first <= line <= function.last]
-    function = max(around, key=lambda each: each.first).name if around else ""
-    return CodeLine(file=file, line=line, function=function)
+    around = function_around(source_of(file), line)
+    return CodeLine(file=file, line=line, function=around.name if around is not None else "")
 
 
 def user_files(evidence: Evidence) -> list[str]:
