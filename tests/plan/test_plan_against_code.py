@@ -76,7 +76,7 @@ def test_sgd_optimizer_state_matches_formulas(case: str, momentum: float) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, entry in DATA_STRATEGIES.items() if not entry.apart])
+@pytest.mark.parametrize("name", [name for name, entry in DATA_STRATEGIES.items() if not entry.trains_locally])
 def test_expert_parallelism_matches_formulas(name: str) -> None:
     hold_against_formulas(config(False, replace(MODEL, num_local_experts=4), name=name, ep=2), 4)
 

@@ -470,4 +470,4 @@ class RankShare:
         """
         strategy, whole = self.config.strategy, self.parameter_bytes
         rounded = strategy.compression == "int8" and self.layout.data > 1
-        return 2 * whole * strategy.entry.apart + (whole + whole / self.layout.data) * rounded
+        return 2 * whole * strategy.entry.trains_locally + (whole + whole / self.layout.data) * rounded

@@ -121,7 +121,7 @@ def _row(name: str, kind: str, config: RunConfig, world: int) -> Row:
 
 def _round_steps(strategy: StrategyConfig) -> int:
     """Return the number of steps per synchronization of the data ranks."""
-    return strategy.inner_steps if strategy.entry.apart else 1
+    return strategy.inner_steps if strategy.entry.trains_locally else 1
 
 
 def expected_bubble(config: RunConfig) -> float | None:

@@ -212,7 +212,7 @@ def test_fault_is_shown_as_the_text_that_describes_it(fault: Fault, text: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "splits", "stage", "every_micro_batch", "apart", "implementations"),
+    ("name", "splits", "stage", "every_micro_batch", "trains_locally", "implementations"),
     [
         ("ddp", "", 0, False, False, "frog torch"),
         ("zero1", "optimizer", 1, False, False, "frog torch deepspeed"),
@@ -222,11 +222,12 @@ def test_fault_is_shown_as_the_text_that_describes_it(fault: Fault, text: str) -
     ],
 )
 def test_data_strategy_has_these_properties(
-    name: str, splits: str, stage: int, every_micro_batch: bool, apart: bool, implementations: str
+    name: str, splits: str, stage: int, every_micro_batch: bool, trains_locally: bool, implementations: str
 ) -> None:
     entry = DATA_STRATEGIES[name]
     assert (entry.name, entry.splits, entry.zero_stage) == (name, set(splits.split()), stage)
-    assert (entry.sends_every_micro_batch, entry.apart, entry.has_formulas) == (every_micro_batch, apart, True)
+    assert (entry.sends_every_micro_batch, entry.trains_locally) == (every_micro_batch, trains_locally)
+    assert entry.has_formulas
     assert list(entry.modules) == implementations.split()
     assert find_strategy(name) is entry
 

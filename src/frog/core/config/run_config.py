@@ -196,7 +196,8 @@ class RunConfig:
         Usually they do in every step. With separate replicas, they do in the last step of each round and in the last
         step of the run, so that the run ends with one model.
         """
-        return not self.strategy.entry.apart or step % self.strategy.inner_steps == 0 or step == self.train.steps
+        ends_round = step % self.strategy.inner_steps == 0 or step == self.train.steps
+        return ends_round or not self.strategy.entry.trains_locally
 
     def least_bytes(self, world_size: int) -> int:
         """Lower bound of the memory that each rank needs to train on a CPU, so that no run is rejected that could work.
@@ -239,7 +240,7 @@ class RunConfig:
         wrong = [
             f"strategy.{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1
         ]
-        if strategy.entry.apart or strategy.implementation != "frog":
+        if strategy.entry.trains_locally or strategy.implementation != "frog":
             wrong.append(f"strategy.name={strategy.name!r} of {strategy.implementation}")
         if strategy.file is not None:
             wrong.append(f"strategy.file={strategy.file!r}")
@@ -302,7 +303,7 @@ class RunConfig:
                     f"comm.on_loss='shrink' with {world_size} ranks: at most {MOST_ELASTIC_RANKS} ranks can agree on "
                     "a new membership; use fewer, or remove comm.on_loss"
                 )
-        if self.train.precision == "fp16" and strategy.entry.apart:
+        if self.train.precision == "fp16" and strategy.entry.trains_locally:
             problems.append(
                 f"train.precision='fp16' with strategy.name={strategy.name!r}: each rank would have its own loss scale "
                 "and skip its own steps; use bf16"

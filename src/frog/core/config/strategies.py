@@ -57,7 +57,7 @@ class DataStrategyEntry(StrategyEntry):
     splits: frozenset[Literal["optimizer", "gradients", "parameters"]] = frozenset()
     """State of which each rank keeps only its partition. Every rank has a full copy of everything else."""
     transfers: tuple[Transfer, ...] = ()
-    apart: bool = False
+    trains_locally: bool = False
     """True if the data ranks train separately, with their own weights and moments, and synchronize once per round."""
     has_formulas: bool = True
     """True if `splits` and `transfers` are known: the memory and the traffic follow from them."""
@@ -153,7 +153,7 @@ DATA_STRATEGIES = _by_name(
         use="links are slow: one exchange every inner_steps steps; differs from one process, so compare losses",
         modules={"frog": "frog.train.parallel.data.diloco"},
         transfers=(Transfer("all_reduce", "differences", "round", "one"),),
-        apart=True,
+        trains_locally=True,
         proofs={"diloco": {"name": "diloco", "inner_steps": 2}},
     ),
 )

@@ -186,13 +186,13 @@ def _compression_problems(strategy: StrategyConfig) -> list[str]:
     problems += [
         f"{by} with strategy.{axis}={size}: error feedback is kept only for ranks that hold the whole model"
         for axis in AXES
-        if int8 and not strategy.entry.apart and (size := getattr(strategy, axis)) > 1
+        if int8 and not strategy.entry.trains_locally and (size := getattr(strategy, axis)) > 1
     ]
     return problems
 
 
 def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:
-    if not strategy.entry.apart:
+    if not strategy.entry.trains_locally:
         return []
     problems = [
         f"strategy.name={strategy.name!r} with strategy.{axis}={size}: each replica must be one rank, with the "

@@ -81,7 +81,7 @@ def _cells(config: RunConfig) -> dict[str, str]:
     Raises:  ConfigError for strategies that the planner does not model.
     """
     strategy, train = config.strategy, config.train
-    if strategy.entry.apart:
+    if strategy.entry.trains_locally:
         raise ConfigError(f"strategy.name={strategy.name!r}: separate replicas are not modelled", "plan ddp or zero")
     programs = {"frog": "Frog", "torch": "FSDP2", "deepspeed": "DeepSpeed"}
     software = programs[strategy.implementation]

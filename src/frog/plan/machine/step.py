@@ -192,7 +192,7 @@ class StepOnMachine:
         if not op:
             return 0.0, 0.0
         strategy, num_bytes = self.share.config.strategy, flow.payload_bytes / flow.num_messages
-        rounds = strategy.inner_steps if strategy.entry.apart and flow.axis == self.share.data_axis else 1
+        rounds = strategy.inner_steps if strategy.entry.trains_locally and flow.axis == self.share.data_axis else 1
         size = 2 if op == "send_recv" and flow.op == "send" else flow.size
         between_s = self._between_s(op, num_bytes, flow.axis, flow.num_messages)
         if flow.axis == "tp" and (op != "all_reduce" or self.share.layout.stream_split == 1):

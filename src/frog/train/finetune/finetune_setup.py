@@ -150,7 +150,7 @@ def spread_problems(config: RunConfig) -> list[str]:
         for name in ("tp", "pp", "cp", "ep")
         if getattr(strategy, name) > 1
     ]
-    if strategy.entry.apart:
+    if strategy.entry.trains_locally:
         problems.append(
             f"strategy.name={strategy.name!r}: fine-tuning needs a strategy that communicates in every step"
         )

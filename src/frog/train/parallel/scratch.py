@@ -124,7 +124,7 @@ class FromScratch(Strategy):
         if self.pipeline is not None and not is_there:
             self.pipeline.reduce_tied()
         self._sum_repeated()
-        return replace(self._agreement(slots, local), own_gradient=self.config.entry.apart)
+        return replace(self._agreement(slots, local), own_gradient=self.config.entry.trains_locally)
 
     def _sum_repeated(self) -> None:
         """Sum the norms' gradients: with sequence parallelism each tp rank has only those of its own positions."""
@@ -255,7 +255,7 @@ class FromScratch(Strategy):
     def own(self) -> dict[str, Tensor]:
         data = self.groups[0].data
         tensors = data.own()
-        if self.config.entry.apart and self.mesh.data.rank > 0:  # the moments of rank 0 are among the shards
+        if self.config.entry.trains_locally and self.mesh.data.rank > 0:  # the moments of rank 0 are among the shards
             for partition in data.partitions:
                 for updated in partition.tensors:
                     kind, state = "decayed" if updated.decayed else "plain", self.optimizer.state[updated.tensor]
@@ -287,7 +287,7 @@ class FromScratch(Strategy):
                 for run in updated.slices:
                     corner, whole = self._corner(run.name, run.shape)
                     copies = self._copies(run.name, group.copies)
-                    if group.entry.apart and copies is not None:  # replicas that differ: the first one counts
+                    if group.entry.trains_locally and copies is not None:  # replicas that differ: the first one counts
                         copies = (0, 1) if copies[0] == 0 else None
                     own = value.reshape(-1)[run.start : run.end]
                     shards += slice_shards(run.name, own, run.first, run.shape, corner, whole, copies)

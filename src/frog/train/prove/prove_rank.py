@@ -140,7 +140,7 @@ def one_process(case: Case, dp_size: int) -> Trace:
     """Run the oracle. `dp_size` matters for experts, whose load is balanced per micro-batch over all data ranks, and
     for separate replicas.
     """
-    if case.config.strategy.entry.apart:
+    if case.config.strategy.entry.trains_locally:
         return replicas_in_turn(case, dp_size)
     model = make_model(case, seed=0)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -316,7 +316,7 @@ def _oracle_key(case: Case, world_size: int) -> str:
     config, train = case.config, case.config.train
     cut = (config.strategy.dp_size(world_size), train.grad_accum) if _has_experts(case) else None
     numbers = (train.global_batch_size, train.precision, case.frozen, case.uneven, config.optimizer)
-    apart = (config.strategy, config.strategy.dp_size(world_size)) if config.strategy.entry.apart else None
+    apart = (config.strategy, config.strategy.dp_size(world_size)) if config.strategy.entry.trains_locally else None
     return repr((config.model, config.data.sequence_length, numbers, cut, apart))
 
 
