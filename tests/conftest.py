@@ -23,11 +23,11 @@ from frog.core.processes import loading
 def pytest_configure() -> None:
     """Prepare the environment of the tests and their processes: they receive Ctrl-C, and share the cores.
 
-    A shell that starts the tests in the background makes them ignore Ctrl-C and Ctrl-\\, nohup the end of a terminal.
-    The ranks of torchrun, which handles all three, would not ignore them, and could not be forked like the others
-    (tests/warm_frog).
+    A shell that starts the tests in the background makes them ignore Ctrl-C and Ctrl-\\, nohup the end of a terminal,
+    and some supervisors SIGTERM. The ranks of torchrun, which handles all four, would not ignore them, and could not be
+    forked like the others (tests/warm_frog).
     """
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else threads of parallel tests compete for cores: ten times slower
@@ -56,9 +56,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Import the tests without garbage collection, which would look at millions of objects and find no garbage."""
+    """Import the tests without garbage collection, which would look at millions of objects and find no garbage.
+
+    Variables that an import sets are removed: with them, programs of the tests would not be forked (tests/warm_frog).
+    """
+    before = dict(os.environ)
     with loading():
-        return (yield)
+        try:
+            return (yield)
+        finally:
+            replace_env(before)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,9 +16,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
-from lightning.pytorch import LightningModule
-from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from silent_case import Case, rank, size, update
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -224,26 +221,29 @@ def ignores_the_data_that_it_saw(bug: bool, folder: Path) -> None:
     trainer.train(resume_from_checkpoint=str(place / f"checkpoint-{STOP}") if resumes else None)  # bug
 
 
-class Fits(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = regression()
-
-    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        return mse_loss(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-
 def restarts_within_an_epoch(bug: bool, folder: Path) -> None:
     """Lightning-AI/pytorch-lightning #19764: a checkpoint within an epoch, and a loader without a state."""
+    import lightning.pytorch as lightning  # it sets variables of the process that imports it, as the tests' own one
+
+    class Fits(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = regression()
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            return mse_loss(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=1e-3)
+
     path = folder / "last.ckpt"
     resumes = path.exists()
     dist.barrier()
     stop = STOP if bug else 16
-    keeps = ModelCheckpoint(folder, filename="last", every_n_train_steps=stop, enable_version_counter=False)
-    trainer = LightningTrainer(
+    keeps = lightning.callbacks.ModelCheckpoint(
+        folder, filename="last", every_n_train_steps=stop, enable_version_counter=False
+    )
+    trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",
         devices=size(),

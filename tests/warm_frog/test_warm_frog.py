@@ -75,6 +75,7 @@ sys.exit("the last words")
 """
 
 
+@pytest.mark.slow
 def test_ranks_inherit_the_same_as_those_of_the_installed_frog(tmp_path: Path) -> None:
     """The rank is forked too, and ends as Python does."""
     (tmp_path / "rank.py").write_text(RANK)
@@ -112,6 +113,7 @@ def _may_create_networks() -> bool:
     return subprocess.run(["unshare", "-Urnm", "true"], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [(), ("--network", "delay=1ms")], ids=["no network", "network"])
 def test_programs_of_nodes_are_forked(tmp_path: Path, network: tuple[str, ...]) -> None:
     """The fork server of the command, both agents, and the store."""
@@ -150,6 +152,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_programs_that_a_program_starts_are_forked_if_asked(tmp_path: Path) -> None:
     frog = str(Path(sys.executable).parent / "frog")
     (tmp_path / "nested.py").write_text(NESTED.replace("FROG", repr(frog)))
