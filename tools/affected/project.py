@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frog.core.files import write_atomic
 from tools.affected.command_table import CLI
 from tools.affected.facts import IMPORTING, Facts, Part, read_facts
 from tools.affected.graph import ALL, Graph, build_graph, closure, typed_commands
@@ -128,7 +129,7 @@ class _CachedReader:
     def save(self) -> None:
         if self._cache is not None:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
-            self._cache.write_bytes(pickle.dumps((self._version, self._seen)))
+            write_atomic(self._cache, pickle.dumps((self._version, self._seen)))
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------

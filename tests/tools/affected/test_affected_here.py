@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.affected.__main__ import described, select
+from tools.affected.__main__ import CACHE, described, select
 from tools.affected.changes import UnknownBaseError, changed_files, verified_commit
 from tools.affected.project import Project, read_project
 from tools.affected.selection import reached
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def project() -> Project:
-    return read_project(ROOT)
+    return read_project(ROOT, ROOT / CACHE)
 
 
 def one(names: list[str], end: str) -> str:
