@@ -1,7 +1,8 @@
 """The project as a graph: Frog, its tests, tools, scripts, exercises and pages, read from the folders as they are.
 
 Frog's modules have their dotted names; every other file is called by its path, `tests/harness.py`. An exercise
-(`labs/lab2/01_average_gradients`) and a page (`docs/plan/plan.md`) are nodes of the graph too.
+(`labs/lab2/01_average_gradients`) and a page (`docs/plan/plan.md`) are nodes of the graph too. Nothing of Frog is
+imported here: `tools.mutants` loads a changed copy of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frog.core.files import write_atomic
 from tools.affected.command_table import CLI
 from tools.affected.facts import IMPORTING, Facts, Part, read_facts
 from tools.affected.graph import ALL, Graph, build_graph, closure, typed_commands
@@ -129,7 +129,9 @@ class _CachedReader:
     def save(self) -> None:
         if self._cache is not None:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._cache, pickle.dumps((self._version, self._seen)))
+            staging = self._cache.with_name(f"{self._cache.name}.{os.getpid()}")
+            staging.write_bytes(pickle.dumps((self._version, self._seen)))
+            staging.replace(self._cache)  # two tests may write it at once
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
