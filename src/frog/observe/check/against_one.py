@@ -119,79 +119,81 @@ def read_against(folder: Path) -> Against | None:
     if not path.exists():
         return None
     folders = read_typed(path, _Folders)
-    records = {}
-    for name in ("one", "rounded"):
-        found = read_records(Path(getattr(folders, name)))
-        if 0 not in found:
-            raise RunError(f"{getattr(folders, name)}: no records of the run on one rank", "run frog check again")
-        records[name] = found[0]
-    return against_one(read_records(folder), records["one"], records["rounded"])
+    one, rounded = (_record_of_one_rank(path) for path in (folders.one, folders.rounded))
+    return against_one(read_records(folder), one, rounded)
+
+
+def _record_of_one_rank(folder: str) -> RankRecord:
+    records = read_records(Path(folder))
+    if 0 not in records:
+        raise RunError(f"{folder}: no records of the run on one rank", "run frog check again")
+    return records[0]
 
 
 def against_one(many: dict[int, RankRecord], one: RankRecord, rounded: RankRecord) -> Against:
     """Compare the steps of two runs in order, up to the first tensor that differs."""
-    found = Against(many, one, rounded)
+    against = Against(many, one, rounded)
     steps = min(len(record.steps) for record in (*many.values(), one, rounded))
     if not steps:
-        found.ended = "no optimizer of torch.optim took a step in all runs"
-        return found
-    found.own = _of_single_ranks(many)
+        against.ended = "no optimizer of torch.optim took a step in all runs"
+        return against
+    against.own = _of_single_ranks(many)
     for index in range(steps):
-        found.step = index + 1
-        if not _compare_step(found, index):
+        against.step = index + 1
+        if not _compare_step(against, index):
             break
-    return found
+    return against
 
 
-def _compare_step(found: Against, index: int) -> bool:
+def _compare_step(against: Against, index: int) -> bool:
     """Compare a step; False if it is the last one that can be compared."""
-    ranks = {rank: record.steps[index] for rank, record in found.many.items()}
-    alone, third_step = found.one.steps[index], found.rounded.steps[index]
+    ranks = {rank: record.steps[index] for rank, record in against.many.items()}
+    alone, third_step = against.one.steps[index], against.rounded.steps[index]
     if rows_of(alone) != rows_of(third_step):
-        found.ended = "two runs on one rank draw different samples: the program's seed is not fixed"
+        against.ended = "two runs on one rank draw different samples: the program's seed is not fixed"
         return False
     kinds: tuple[Kind, ...] = ("output", "gradient", "weight")
     if index == 0:
-        every = (each for kind in kinds for each in _pairs(found, kind, ranks, alone, third_step))
+        every = (each for kind in kinds for each in _pairs(against, kind, ranks, alone, third_step))
         changes = [_change(third, whole) for _, _, whole, third in every]
         if changes and not any(changes):
-            found.ended = "the third run computed the same numbers: its weights could not be changed"
+            against.ended = "the third run computed the same numbers: its weights could not be changed"
             return False
     least = LEAST_SHARE * math.sqrt(math.fsum(each.square or 0.0 for each in alone.gradient_sums if each is not None))
     for kind in kinds if index else ("start", *kinds):
         compared = []
-        pairs = list(_pairs(found, kind, ranks, alone, third_step))
+        pairs = list(_pairs(against, kind, ranks, alone, third_step))
         changes = [_change(third, whole) for _, _, whole, third in pairs]
         if kind == "weight":  # Adam's step for a gradient near zero depends on rounding: in any tensor, but in few
-            found.noise = max(found.noise, *(change for change in changes if change <= _LOST), 0.0)
+            against.noise = max(against.noise, *(change for change in changes if change <= _LOST), 0.0)
         for (name, parts, whole, _), change in zip(pairs, changes, strict=True):
             if kind == "start" and change > _LOST:
-                found.ended = f"two runs on one rank begin with another {name}: the program sets its seed too late"
+                against.ended = f"two runs on one rank begin with another {name}: the program sets its seed too late"
                 return False
             if kind == "gradient" and change > _LOST and math.sqrt(whole.square or 0.0) < least:
-                found.skipped.add(name)  # rounding is all of it, as of the bias of a key, which no softmax depends on
+                against.skipped.add(name)  # rounding is all of it, as of the bias of a key, which no softmax depends on
                 continue
             if kind in ("output", "gradient"):  # what one changes, those that use it change too
-                found.noise = max(found.noise, change)
-                if found.noise > _LOST:
-                    found.ended = f"in step {found.step}, rounding alone changes {name} by {found.noise:.0%}"
+                against.noise = max(against.noise, change)
+                if against.noise > _LOST:
+                    against.ended = f"in step {against.step}, rounding alone changes {name} by {against.noise:.0%}"
                     return False
-            each = _compare(kind, name, parts, whole, 0.0 if kind == "start" else found.noise)
+            each = _compare(kind, name, parts, whole, 0.0 if kind == "start" else against.noise)
             if each is None or change > _LOST:
-                found.skipped.add(name)
+                against.skipped.add(name)
                 continue
             compared.append(each)
             if each.differs and kind == "output":
                 break  # all later modules use it
         if kind == "gradient":
-            compared += _clipping_norms(ranks, alone, third_step, found.noise)
-        found.counts[kind] += len(compared)  # a kind that was left before its end does not count
+            compared += _clipping_norms(ranks, alone, third_step, against.noise)
+        against.counts[kind] += len(compared)  # a kind that was left before its end does not count
         different = [each for each in compared if each.differs]
         if different:
-            found.first, found.others = different[0], compared
+            against.first, against.others = different[0], compared
             return False
         shares = (each.difference / each.allowed for each in compared if each.allowed)
-        found.closest = max(found.closest, max(shares, default=0.0))
+        against.closest = max(against.closest, max(shares, default=0.0))
     return True
 
 
@@ -221,7 +223,7 @@ def _clips(step: Step) -> list[Call]:
 _Pair = tuple[str, list[Sums], Sums, Sums]
 
 
-def _pairs(found: Against, kind: Kind, ranks: dict[int, Step], alone: Step, changed: Step) -> Iterator[_Pair]:
+def _pairs(against: Against, kind: Kind, ranks: dict[int, Step], alone: Step, changed: Step) -> Iterator[_Pair]:
     """Yield the tensors of a kind in the order of the run on one rank: name, parts on the ranks, whole, third run."""
     if kind == "output":
         stages = any(step.messages for step in ranks.values())
@@ -230,14 +232,14 @@ def _pairs(found: Against, kind: Kind, ranks: dict[int, Step], alone: Step, chan
                 continue
             parts = [step.outputs[name] for step in ranks.values() if name in step.outputs]
             third = changed.outputs.get(name)
-            if parts and third is not None and not any(_is_below(name, each) for each in found.own):
+            if parts and third is not None and not any(_is_below(name, each) for each in against.own):
                 yield name, parts, whole, third
         return
-    ours, third_ones = _named(found.one, alone, kind), _named(found.rounded, changed, kind)
-    theirs = [_named(found.many[rank], step, kind) for rank, step in ranks.items()]
+    ours, third_ones = _named(against.one, alone, kind), _named(against.rounded, changed, kind)
+    theirs = [_named(against.many[rank], step, kind) for rank, step in ranks.items()]
     for name, whole in ours.items():
         parts = [each[name] for each in theirs if name in each]
-        if parts and name in third_ones and name not in found.own:
+        if parts and name in third_ones and name not in against.own:
             yield name, parts, whole, third_ones[name]
 
 
@@ -245,13 +247,14 @@ def _named(record: RankRecord, step: Step, kind: Kind) -> dict[str, Sums]:
     """Return the sums of an optimizer's weights before or after a step, or of their gradients, by name."""
     table = record.tables.get(step.optimizer)
     sums = {"start": step.before_sums, "gradient": step.gradient_sums, "weight": step.weight_sums}[kind]
-    names = [parameter.names[0] if parameter.names else "" for parameter in table.parameters] if table else []
-    found: dict[str, Sums] = {}
-    for index, each in enumerate(sums):
+    parameters = table.parameters if table is not None else []
+    names = [parameter.names[0] if parameter.names else "" for parameter in parameters]
+    by_name: dict[str, Sums] = {}
+    for index, part in enumerate(sums):
         name = names[index] if index < len(names) and names[index] else f"parameter {index} of the optimizer"
-        if each is not None:
-            found[name] = _together(found[name], each) if name in found else each
-    return found
+        if part is not None:
+            by_name[name] = _together(by_name[name], part) if name in by_name else part
+    return by_name
 
 
 def _together(one: Sums, other: Sums) -> Sums:
@@ -378,7 +381,9 @@ def _usable(parts: list[Sums], whole: Sums) -> list[int]:
 def _distance(ours: list[float], theirs: list[float], norm: float) -> float:
     """Return the root mean square of the differences, relative to a norm."""
     square = math.fsum((one - other) ** 2 for one, other in zip(ours, theirs, strict=True)) / len(ours)
-    return math.sqrt(square) / norm if norm else (0.0 if square == 0 else math.inf)
+    if not norm:
+        return 0.0 if square == 0 else math.inf
+    return math.sqrt(square) / norm
 
 
 def _change(third: Sums, whole: Sums) -> float:

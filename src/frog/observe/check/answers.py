@@ -81,8 +81,7 @@ def read_answers(run: Path, attempt: int | None = None, after: Path | None = Non
 
 def broken_rules(answers: list[Answer]) -> list[Answer]:
     """Return the rules that are broken: certain ones first, then by step."""
-    found = [answer for answer in answers if answer.broken is not None]
-    return sorted(found, key=_rank)
+    return sorted((answer for answer in answers if answer.broken is not None), key=_rank)
 
 
 def _rank(answer: Answer) -> tuple[int, int]:
@@ -127,33 +126,34 @@ def page(name: str, records: dict[int, RankRecord], answers: list[Answer], note:
 
 
 def _lines_of(answer: Answer) -> list[str]:
-    found = answer.broken
-    assert found is not None
-    lines = [f"{found.sure.capitalize()}: {found.finding}"]
-    if found.line is not None:
-        lines.append(f"  line        {found.line.file}:{found.line.line}")
-    lines += [f"  evidence    {line}" for line in found.evidence[:4]]
-    return [*lines, f"  what to do  {found.advice}", f"  rule        {answer.rule.name}: {answer.rule.says}"]
+    broken = answer.broken
+    assert broken is not None
+    lines = [f"{broken.sure.capitalize()}: {broken.finding}"]
+    if broken.line is not None:
+        lines.append(f"  line        {broken.line.file}:{broken.line.line}")
+    lines += [f"  evidence    {line}" for line in broken.evidence[:4]]
+    return [*lines, f"  what to do  {broken.advice}", f"  rule        {answer.rule.name}: {answer.rule.says}"]
 
 
 def answers_as_json(answers: list[Answer]) -> list[dict[str, Any]]:
     """Return the answers as JSON objects, in the order of the rules."""
-    found = []
-    for answer in answers:
-        each: dict[str, Any] = {"rule": answer.rule.name, "says": answer.rule.says, "outcome": "held"}
-        if answer.why_not:
-            each |= {"outcome": "not checked", "why": answer.why_not}
-        if answer.broken is not None:
-            line = answer.broken.line
-            each |= {
-                "outcome": "broken",
-                "sure": answer.broken.sure,
-                "finding": answer.broken.finding,
-                "step": answer.broken.step,
-                "ranks": list(answer.broken.ranks),
-                "line": f"{line.file}:{line.line}" if line is not None else None,
-                "advice": answer.broken.advice,
-                "evidence": list(answer.broken.evidence),
-            }
-        found.append(each)
-    return found
+    return [_as_json(answer) for answer in answers]
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    rule, broken = answer.rule, answer.broken
+    row: dict[str, Any] = {"rule": rule.name, "says": rule.says, "outcome": "held"}
+    if answer.why_not:
+        row |= {"outcome": "not checked", "why": answer.why_not}
+    if broken is not None:
+        row |= {
+            "outcome": "broken",
+            "sure": broken.sure,
+            "finding": broken.finding,
+            "step": broken.step,
+            "ranks": list(broken.ranks),
+            "line": f"{broken.line.file}:{broken.line.line}" if broken.line is not None else None,
+            "advice": broken.advice,
+            "evidence": list(broken.evidence),
+        }
+    return row

@@ -18,7 +18,7 @@ _EQUAL_AFTER = ("all_reduce", "broadcast", "all_gather_into_tensor")
 """Collectives after which all ranks hold the same tensor."""
 
 
-def accumulation(case: Comparison) -> Broken | None:
+def losses_of_micro_batches(case: Comparison) -> Broken | None:
     """Find micro-batches whose mean losses are added without a division by their number."""
     case.require_steps()
     seen = False
@@ -34,7 +34,7 @@ def accumulation(case: Comparison) -> Broken | None:
                 continue  # several losses of the same samples, which are meant to be added
             seen = True
             count = len(step.backwards)
-            if all(_divisions(backward).count(float(count)) > 1 for backward in step.backwards):
+            if all(_divisors(backward).count(float(count)) > 1 for backward in step.backwards):
                 return Broken(
                     f"step {step.step} divides the loss of each of {count} micro-batches by {count} twice",
                     "likely" if count > 2 else "possible",
@@ -61,10 +61,10 @@ def accumulation(case: Comparison) -> Broken | None:
                 ranks=(record.rank,),
                 line=_line_of_loss(step),
             )
-    found = micro_batches_added(case)
-    if found is None and not seen:
+    broken = micro_batches_added(case)
+    if broken is None and not seen:
         raise NotObservable("no step had several micro-batches")
-    return found
+    return broken
 
 
 def _line_of_loss(step: Step) -> Place | None:
@@ -74,18 +74,13 @@ def _line_of_loss(step: Step) -> Place | None:
     return forwards[-1] if line == step.line and forwards else line
 
 
-def _divisions(backward: Backward) -> list[float]:
+def _divisors(backward: Backward) -> list[float]:
     """Return the numbers by which a loss is divided after its mean was taken."""
-    found = []
-    for node in backward.graph:
-        if node.name.startswith(("MeanBackward", *LOSSES)):
-            break
-        if node.name.startswith("DivBackward") and node.factor is not None:
-            found.append(node.factor)
-    return found
+    after_mean = takewhile(lambda node: not node.name.startswith(("MeanBackward", *LOSSES)), backward.graph)
+    return [node.factor for node in after_mean if node.name.startswith("DivBackward") and node.factor is not None]
 
 
-def token_weights(case: Comparison) -> Broken | None:
+def means_over_targets(case: Comparison) -> Broken | None:
     """Find means over unequal numbers of targets that are averaged as if they were equal."""
     case.require_steps()
     seen = False
@@ -154,11 +149,11 @@ def _weight_of_targets(backward: Backward) -> tuple[bool, float, float] | None:
     return is_mean, loss.weight, abs(scale) / (loss.weight if is_mean else 1.0)
 
 
-def reductions(case: Comparison) -> Broken | None:
+def same_collectives(case: Comparison) -> Broken | None:
     """Find collectives of the program that differ in type, reduction or result between ranks."""
-    found = _not_waited_for(case)
-    if found is not None:
-        return found
+    broken = _not_waited_for(case)
+    if broken is not None:
+        return broken
     case.require_ranks()
     calls = {
         rank: [(number, call) for number, call in record.calls(*_COLLECTIVES) if call.ranks is None]
@@ -185,13 +180,13 @@ def reductions(case: Comparison) -> Broken | None:
 def _not_waited_for(case: Comparison) -> Broken | None:
     """Find asynchronous reductions of many elements for which the program has not waited when the optimizer steps."""
     for rank, record in case.records.items():
-        found = [
+        unfinished = [
             (number, call)
             for number, call in record.calls("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
             if call.waited is False and call.elements >= _LEAST_ELEMENTS and number <= len(record.steps)
         ]
-        if len(found) > 1:
-            number, call = found[0]
+        if len(unfinished) > 1:
+            number, call = unfinished[0]
             return Broken(
                 f"step {number} on rank {rank} does not wait for the {call.call} of {call.elements} elements that "
                 f"begins at {call.line}: what uses its tensor may use it half-way, and it may write over it later",
@@ -251,10 +246,10 @@ def sums_of_gradients(case: Comparison) -> Broken | None:
                 ranks=(rank,),
                 line=hits[0].line,
             )
-    found = _reduced_twice(case) or _scaled_by_the_ranks(case) or sum_not_divided(case)
-    if found is None and not seen:
+    broken = _reduced_twice(case) or _scaled_by_the_ranks(case) or sum_not_divided(case)
+    if broken is None and not seen:
         raise NotObservable("the program reduces no gradients of its own")
-    return found
+    return broken
 
 
 def _reduced_twice(case: Comparison) -> Broken | None:
@@ -321,7 +316,9 @@ def _share(step: Step) -> float | None:
     if scaled is None:
         return None
     node, scale = scaled
-    return scale * (1.0 if node.reduction == MEAN else node.weight) if node.weight else None
+    if not node.weight:
+        return None
+    return scale if node.reduction == MEAN else scale * node.weight
 
 
 def _added_at(moment: Moment) -> Call | None:
@@ -348,10 +345,10 @@ def words_on_a_rank(case: Comparison) -> Broken | None:
     ]
     if not any(call.bits is not None for _, _, call in sums):
         raise NotObservable("no sum over ranks was sampled")
-    found = next(((number, rank, call) for number, rank, call in sums if call.words), None)
-    if found is None:
+    first = next((each for each in sums if each[2].words), None)
+    if first is None:
         return None
-    number, rank, call = found
+    number, rank, call = first
     words = ", ".join(map(str, call.words[:8]))
     return Broken(
         f"in step {number}, the ranks' parts of an embedding add up to zero at {call.line} for the words {words}: no "
@@ -395,9 +392,9 @@ def unscaled_before_clipping(case: Comparison) -> Broken | None:
 
 
 RULES = (
-    Rule("accumulation", "the losses of micro-batches are divided by their number", accumulation),
-    Rule("targets", "means over unequal numbers of targets are weighted", token_weights),
-    Rule("collectives", "collectives agree in type, reduction and result", reductions),
+    Rule("accumulation", "the losses of micro-batches are divided by their number", losses_of_micro_batches),
+    Rule("targets", "means over unequal numbers of targets are weighted", means_over_targets),
+    Rule("collectives", "collectives agree in type, reduction and result", same_collectives),
     Rule("sums", "gradients are averaged, not added, over ranks", sums_of_gradients),
     Rule("half-sums", "sums over ranks keep the digits of the gradients", half_sums),
     Rule("unscaled", "gradients are divided by the loss scale before they are clipped", unscaled_before_clipping),

@@ -116,9 +116,9 @@ def print_answers(folder: Path, as_json: bool = False, after: Path | None = None
     from frog.core.terminal import terminal_columns, wrapped_lines
     from frog.observe.check.answers import answers_as_json, page, read_answers
 
-    found = read_answers(folder, after=after)
+    checked = read_answers(folder, after=after)
     if as_json:
-        print(json.dumps({"run": str(folder), "rules": answers_as_json(found.answers)}, indent=2))
+        print(json.dumps({"run": str(folder), "rules": answers_as_json(checked.answers)}, indent=2))
     else:
-        print(wrapped_lines(page(str(folder), found.records, found.answers, found.note), terminal_columns()))
-    return int(any(answer.is_alarm for answer in found.answers))
+        print(wrapped_lines(page(str(folder), checked.records, checked.answers, checked.note), terminal_columns()))
+    return int(any(answer.is_alarm for answer in checked.answers))

@@ -155,7 +155,8 @@ def _moments_of_others(case: Comparison) -> Broken | None:
         saved: dict[int, str] = {}
         for number, call in record.calls("state_of_optimizer", "load_optimizer"):
             table = record.tables.get(call.optimizer) if call.optimizer is not None else None
-            names = [each.names[0] if each.names else "" for each in table.parameters] if table is not None else []
+            parameters = table.parameters if table is not None else []
+            names = [each.names[0] if each.names else "" for each in parameters]
             known = [(name, bits) for name, bits in zip(names, call.moments, strict=False) if name and bits]
             if call.call == "state_of_optimizer":
                 saved.update({bits: name for name, bits in known})
@@ -181,9 +182,9 @@ def weights_loaded(case: Comparison) -> Broken | None:
     for rank, record in case.records.items():
         for number, call in record.calls("load_model", "loaded", "loaded_aside"):
             seen = True
-            found = _lost(call)
-            if found is not None:
-                return Broken(*found, step=number, ranks=(rank,), line=call.line)
+            lost = _lost(call)
+            if lost is not None:
+                return Broken(*lost, step=number, ranks=(rank,), line=call.line)
     if not seen:
         raise NotObservable("no model was loaded with load_state_dict")
     return None

@@ -85,11 +85,11 @@ class Comparison:
     @cached_property
     def _passes(self) -> dict[int, dict[int, int]]:
         """Return how many backward passes each rank had run at each of its steps."""
-        found: dict[int, dict[int, int]] = {}
+        passes: dict[int, dict[int, int]] = {}
         for rank, record in self.records.items():
             counts = accumulate(len(step.backwards) for step in record.steps)
-            found[rank] = {step.number: count for step, count in zip(record.steps, counts, strict=True)}
-        return found
+            passes[rank] = {step.number: count for step, count in zip(record.steps, counts, strict=True)}
+        return passes
 
     def sampled(self, optimizer: int) -> list[Moment]:
         """Return the steps of which the tensors of all ranks that took them are known."""

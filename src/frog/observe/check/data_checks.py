@@ -37,9 +37,9 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
                 ranks=(record.rank,),
                 line=again.made or again.line,
             )
-    found = _once_for_each_worker(case) or _split_by_each_rank(case) or _held_out_by_one_rank(case)
-    if found is not None:
-        return found
+    broken = _once_for_each_worker(case) or _split_by_each_rank(case) or _held_out_by_one_rank(case)
+    if broken is not None:
+        return broken
     seen, unknown, beginning = False, False, None
     for one, other in pairwise(case.ranks):
         mine, theirs = _training_rows(case.records[one]), _training_rows(case.records[other])
@@ -95,7 +95,7 @@ def _once_for_each_worker(case: Comparison) -> Broken | None:
     """Find a stream of which each worker of a DataLoader has all, so that every sample comes once for each."""
     for record in case.records.values():
         for loader in record.loaders:
-            counts = Counter(row for batch in record.batches_of(loader) for row in batch.rows or ())
+            counts = Counter(_rows_in(record, loader))
             if loader.workers < 2 or loader.sampler != _STREAM or len(counts) < _LEAST_SAMPLES:
                 continue
             full = sum(count == loader.workers for count in counts.values())
@@ -117,36 +117,34 @@ def _split_by_each_rank(case: Comparison) -> Broken | None:
 
     Samples that are in a data set several times come several times on one rank too; here each is there once.
     """
-    for one, other in pairwise(case.ranks):
-        records = case.records[one], case.records[other]
-        ours = [_first_epoch(record) for record in records]
-        if not all(ours):
+    for rank, other in pairwise(case.ranks):
+        mine, theirs = _first_epoch(case.records[rank]), _first_epoch(case.records[other])
+        if mine is None or theirs is None:
             continue
-        rows = [
-            [row for batch in record.batches_of(each) for row in batch.rows or ()]
-            for record, each in zip(records, ours, strict=True)
-            if each
-        ]
+        rows = _rows_in(case.records[rank], mine), _rows_in(case.records[other], theirs)
         common = set(rows[0]) & set(rows[1])
-        padded = sum(1 for each in ours if each is not None and each.padded) * len(case.ranks)
-        if any(len(set(each)) < len(each) for each in rows) or len(common) <= padded + _LEAST_SAMPLES:
+        padded = sum(1 for epoch in (mine, theirs) if epoch.padded) * len(case.ranks)
+        if any(len(set(own)) < len(own) for own in rows) or len(common) <= padded + _LEAST_SAMPLES:
             continue
         if set(rows[0]) == set(rows[1]):
             continue  # all of them: the rule on equal samples says more
-        first = ours[0]
-        assert first is not None
         return Broken(
-            f"ranks {one} and {other} train on {len(common)} samples in common in one epoch, although a "
+            f"ranks {rank} and {other} train on {len(common)} samples in common in one epoch, although a "
             f"DistributedSampler divides them: the ranks divide data sets that are not the same, such as splits that "
             "each has drawn for itself; then one validates on what others train on",
             "likely" if len(common) >= 2 * _LEAST_SAMPLES else "possible",
             "draw the split with the same generator on all ranks: "
             "`random_split(..., generator=torch.Generator().manual_seed(seed))`",
             step=1,
-            ranks=(one, other),
-            line=first.made or first.line,
+            ranks=(rank, other),
+            line=mine.made or mine.line,
         )
     return None
+
+
+def _rows_in(record: RankRecord, epoch: Loader) -> list[int]:
+    """Return the samples of an iteration over a DataLoader."""
+    return [row for batch in record.batches_of(epoch) for row in batch.rows or ()]
 
 
 def _held_out_by_one_rank(case: Comparison) -> Broken | None:
@@ -154,24 +152,24 @@ def _held_out_by_one_rank(case: Comparison) -> Broken | None:
 
     Where a program evaluates on what it trains on, or has samples several times, a rank meets its own as often.
     """
-    for one, other in pairwise(case.ranks):
-        mine, theirs = case.records[one], case.records[other]
+    for rank, other in pairwise(case.ranks):
+        mine, theirs = case.records[rank], case.records[other]
         trained, held_out = zip(_trained_and_held_out(mine), _trained_and_held_out(theirs), strict=True)
         common = (trained[0] & held_out[1]) | (trained[1] & held_out[0])
         apart = not any(ours & held for ours, held in zip(trained, held_out, strict=True))
-        if not apart or len(common) < _LEAST_HELD_OUT or not case.in_data_group(one, other):
+        if not apart or len(common) < _LEAST_HELD_OUT or not case.in_data_group(rank, other):
             continue
         train = training_loaders(mine)
-        evaluated = next((each for each in mine.loaders if each.loader not in train), None)
+        evaluated = next((loader for loader in mine.loaders if loader.loader not in train), None)
         return Broken(
-            f"of ranks {one} and {other}, one evaluates on {len(common)} samples that the other trains on, although "
+            f"of ranks {rank} and {other}, one evaluates on {len(common)} samples that the other trains on, although "
             "neither evaluates on its own: each has drawn a split for itself, so that what one holds out the model "
             "has seen",
             "likely" if len(common) >= _LEAST_SAMPLES else "possible",
             "draw the split with the same generator on all ranks: "
             "`random_split(..., generator=torch.Generator().manual_seed(seed))`",
             step=1,
-            ranks=(one, other),
+            ranks=(rank, other),
             line=(evaluated.made or evaluated.line) if evaluated is not None else None,
         )
     return None
@@ -214,12 +212,12 @@ def _training_rows(record: RankRecord) -> dict[tuple[int, int, int], list[int]]:
     }
     if loaded:
         return loaded
-    found: dict[tuple[int, int, int], list[int]] = {}
+    by_forward: dict[tuple[int, int, int], list[int]] = {}
     for step in record.steps:
         training = [forward for forward in step.forwards if forward.grad and forward.rows]
         for number, forward in enumerate(training):
-            found[step.optimizer, step.step, number] = forward.rows or []
-    return found
+            by_forward[step.optimizer, step.step, number] = forward.rows or []
+    return by_forward
 
 
 def evaluation_loaders(record: RankRecord) -> set[int]:
@@ -316,27 +314,27 @@ def sizes_of_batches(case: Comparison) -> Broken | None:
 
 def random_numbers(case: Comparison) -> Broken | None:
     """Find data ranks whose random states are equal whenever a forward begins, although the program draws numbers."""
-    found = _redrawn(case)
-    if found is not None:
-        return found
+    broken = _redrawn(case)
+    if broken is not None:
+        return broken
     case.require_ranks()
     forwards = {
         rank: [forward for step in record.steps for forward in step.forwards if forward.grad and forward.random]
         for rank, record in case.records.items()
     }
-    states = {rank: [forward.random for forward in found] for rank, found in forwards.items()}
+    states = {rank: [forward.random for forward in own] for rank, own in forwards.items()}
     length = min(map(len, states.values()))
     if length < LEAST_BATCHES or any(not case.in_data_group(*pair) for pair in pairwise(case.ranks)):
         raise NotObservable("fewer than two training steps of data ranks were sampled")
-    found = _equal_from_a_step_on(case, forwards, length)
-    if found is not None:
-        return found
+    broken = _equal_from_a_step_on(case, forwards, length)
+    if broken is not None:
+        return broken
     ours = states[case.ranks[0]][:length]
     # a DataLoader draws a seed in each epoch, the same one on all ranks; noise is drawn in each step
     changes = len(set(ours)) - 1
     is_noise = 2 * (changes + 1) > length and changes > len(case.any.loaders)
     draws = any(forward.draws for forward in forwards[case.ranks[0]]) or is_noise
-    if draws and len({tuple(found[:length]) for found in states.values()}) == 1:
+    if draws and len({tuple(own[:length]) for own in states.values()}) == 1:
         first = case.any.steps[0].forwards[0] if case.any.steps and case.any.steps[0].forwards else None
         return Broken(
             f"{span([*case.ranks])} have the same random state before each forward: dropout and noise are equal on "

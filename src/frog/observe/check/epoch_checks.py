@@ -93,15 +93,15 @@ def samples_left_out(case: Comparison) -> Broken | None:
         if not all(epochs):
             continue
         seen = True
-        found = _left_by_longer_ranks(case, epochs) or _in_no_epoch(case, epochs)
-        if found is not None:
-            return found
+        broken = _left_by_longer_ranks(case, epochs) or _in_no_epoch(case, epochs)
+        if broken is not None:
+            return broken
     for number in sorted(evaluated):
         parts = [each for each in (_epochs(record, number, trains=False) for record in records) if each]
         seen = seen or bool(parts)
-        found = _left_by_an_evaluation(case, [each[0] for each in parts])
-        if found is not None:
-            return found
+        broken = _left_by_an_evaluation(case, [each[0] for each in parts])
+        if broken is not None:
+            return broken
     if not seen:
         raise NotObservable("no DataLoader of all ranks that trains, and that tells how many batches it has, was read")
     return None
@@ -131,12 +131,12 @@ def _epochs(record: RankRecord, number: int, trains: bool = True) -> list[_Epoch
     """
     own = [each for each in record.loaders if each.loader == number]
     loaders = [each for each in own if trains_in(record, each) or (not trains and len(record.batches_of(each)) > 1)]
-    found = [_Epoch(each, record.batches_of(each), each is loaders[-1]) for each in loaders]
+    epochs = [_Epoch(each, record.batches_of(each), each is loaders[-1]) for each in loaders]
     is_known = all(
         each.loader.batches and each.loader.samples and all(batch.has_all_rows for batch in each.drawn)
-        for each in found
+        for each in epochs
     )
-    return found if is_known else []
+    return epochs if is_known else []
 
 
 def _left_by_longer_ranks(case: Comparison, epochs: list[list[_Epoch]]) -> Broken | None:
@@ -193,15 +193,20 @@ def has_fixed_order(loader: Loader) -> bool:
 
 def _in_no_epoch(case: Comparison, epochs: list[list[_Epoch]]) -> Broken | None:
     """Find samples of a data set that the ranks divide, which none of them draws in any epoch."""
-    rounds = [each for each in zip(*epochs, strict=False) if all(one.is_complete or not one.is_last for one in each)]
+    rounds = [
+        of_ranks
+        for of_ranks in zip(*epochs, strict=False)
+        if all(epoch.is_complete or not epoch.is_last for epoch in of_ranks)
+    ]
     first = epochs[0][0].loader
-    if not rounds or first.sampler in _CHOOSING or len({_source(one.loader) for each in rounds for one in each}) > 1:
+    sources = {_source(epoch.loader) for of_ranks in rounds for epoch in of_ranks}
+    if not rounds or first.sampler in _CHOOSING or len(sources) > 1:
         return None
-    drawn = [Counter(row for one in each for row in one.rows) for each in rounds]
+    drawn = [Counter(row for epoch in of_ranks for row in epoch.rows) for of_ranks in rounds]
     total, used = first.samples or 0, sum(drawn[0].values())
     is_fixed = has_fixed_order(first)
     chance = math.comb(total, min(used, total)) ** (len(rounds) - 1)
-    if used >= total or any(each != drawn[0] for each in drawn) or not (is_fixed or chance >= _NO_CHANCE):
+    if used >= total or any(rows != drawn[0] for rows in drawn) or not (is_fixed or chance >= _NO_CHANCE):
         return None
     return Broken(
         f"{total - used} of the {total} samples of the DataLoader at {first.line} are in "

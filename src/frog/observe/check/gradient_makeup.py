@@ -71,14 +71,14 @@ def makeup_of(case: Comparison, moment: Moment) -> Iterator[Makeup]:
         if replica.optimizer == moment.optimizer and replica.known and set(replica.ranks) <= set(moment.of):
             held.setdefault(replica.ranks, set()).add(replica.index)
     for ranks in sorted(held):
-        found = _solve(case, moment, ranks, held[ranks])
-        if found is not None:
-            yield found
+        makeup = _solve(case, moment, ranks, held[ranks])
+        if makeup is not None:
+            yield makeup
     if not held:
         for rank, step in moment.of.items():
-            found = _solve(case, moment, (rank,), set(step.parts))
-            if found is not None:
-                yield found
+            makeup = _solve(case, moment, (rank,), set(step.parts))
+            if makeup is not None:
+                yield makeup
 
 
 def _solve(case: Comparison, moment: Moment, ranks: tuple[int, ...], places: set[int]) -> Makeup | None:

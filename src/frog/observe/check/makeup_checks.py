@@ -76,10 +76,10 @@ def micro_batches_added(case: Comparison) -> Broken | None:
         several[makeup.ranks] = several.get(makeup.ranks, 0) + 1
         if not makeup.is_even:
             uneven.setdefault(makeup.ranks, []).append((moment, makeup))
-    for ranks, found in uneven.items():
-        if len(found) < 2 or 2 * len(found) <= several[ranks]:
+    for ranks, makeups in uneven.items():
+        if len(makeups) < 2 or 2 * len(makeups) <= several[ranks]:
             continue  # micro-batches that are left at the end of an epoch may be given up
-        moment, makeup = found[0]
+        moment, makeup = makeups[0]
         line = _backward_line(moment, makeup)
         shown = ", ".join(f"{each:.3g}" for each in makeup.passes)
         lost = sum(abs(each) <= makeup.error for each in makeup.passes)

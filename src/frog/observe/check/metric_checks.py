@@ -44,17 +44,17 @@ def _side_by_side(case: Comparison) -> Iterator[tuple[int, Place, dict[int, list
     """Yield the reductions over all ranks at each line between two steps, if all ranks have called as many."""
     by_rank = {rank: _by_line(record) for rank, record in case.records.items()}
     for key in by_rank[case.ranks[0]]:
-        found = {rank: each.get(key, []) for rank, each in by_rank.items()}
-        if len({len(calls) for calls in found.values()}) == 1:
-            yield *key, found
+        at_line = {rank: by_line.get(key, []) for rank, by_line in by_rank.items()}
+        if len({len(calls) for calls in at_line.values()}) == 1:
+            yield *key, at_line
 
 
 def _by_line(record: RankRecord) -> dict[tuple[int, Place], list[Call]]:
-    found: dict[tuple[int, Place], list[Call]] = {}
+    by_line: dict[tuple[int, Place], list[Call]] = {}
     for number, call in record.calls(*_SUMS):
         if call.line is not None and call.ranks is None:
-            found.setdefault((number, call.line), []).append(call)
-    return found
+            by_line.setdefault((number, call.line), []).append(call)
+    return by_line
 
 
 def _other_order(ours: list[Call], theirs: list[Call]) -> tuple[list[str], list[str]] | None:
@@ -91,7 +91,9 @@ def sums_as_means(case: Comparison) -> Broken | None:
             if reading is None or not (of_loss or reading.is_mean):
                 continue
             size = len(case.ranks)
-            what = "decides by" if reading.decides else "keeps" if reading.is_kept else "shows"
+            what = "keeps" if reading.is_kept else "shows"
+            if reading.decides:
+                what = "decides by"
             return Broken(
                 f"{line} adds {'the loss, a mean,' if of_loss else 'a mean'} of each of {size} ranks, and the program "
                 f"{what} the sum at {reading.place}. Nothing divides it: it is {size} times the mean, and grows "

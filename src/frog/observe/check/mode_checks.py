@@ -95,7 +95,7 @@ def _evaluates_on_some_ranks(case: Comparison) -> Broken | None:
     return None
 
 
-def evaluations(case: Comparison) -> Broken | None:
+def evaluations_draw_nothing(case: Comparison) -> Broken | None:
     """Find evaluations that draw random numbers, or that use an estimate which only training improves."""
     seen = False
     for record in case.records.values():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from frog.core.units import some_of
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
 from frog.observe.check.graph_checks import graphs_kept
 from frog.observe.check.makeup_checks import never_cleared
-from frog.observe.check.mode_checks import autocast_reaches, evaluation_mode, evaluations
-from frog.observe.check.rank_records import Backward, Call, Parameter, RankRecord, Step
+from frog.observe.check.mode_checks import autocast_reaches, evaluation_mode, evaluations_draw_nothing
+from frog.observe.check.rank_records import Backward, Call, Fingerprint, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 from frog.observe.check.tied_weights import tied_weights
 
@@ -146,6 +147,7 @@ def gradients_arrive(case: Comparison) -> Broken | None:
             if without and len(without) == len(table.parameters) and all(step.backwards for step in steps):
                 is_used = any(each.names for each in table.parameters)
                 brought = next((each for each in steps[0].backwards if each.brought.get(optimizer)), None)
+                line = steps[0].line if is_used else table.made
                 return Broken(
                     f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
                     + ("" if is_used else ", and no module that was called has them")
@@ -158,7 +160,7 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                     else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
                     step=1,
                     ranks=(record.rank,),
-                    line=brought.line if brought is not None else steps[0].line if is_used else table.made,
+                    line=brought.line if brought is not None else line,
                 )
             if without and len(without) < len(table.parameters):
                 names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
@@ -188,7 +190,7 @@ def _are_same(case: Comparison, optimizer: int, index: int, rank: int, other: in
     return mine is not None and theirs is not None and mine.names == theirs.names
 
 
-def step_changes(case: Comparison) -> Broken | None:
+def steps_change_weights(case: Comparison) -> Broken | None:
     """Find parameters with a gradient that no step changes, and updates that are lost in rounding."""
     case.require_steps()
     seen = False
@@ -278,46 +280,55 @@ def types_of_state(case: Comparison) -> Broken | None:
                     ranks=(record.rank,),
                     line=table.lowered or table.made,
                 )
-    found = next((each for record in case.records.values() for each in record.modules.values() if each.lowered), None)
-    if found is not None:
+    modules = (module for record in case.records.values() for module in record.modules.values())
+    lowered = next((module.lowered for module in modules if module.lowered), None)
+    if lowered is not None:
         record = case.any
-        forward = (each for step in record.steps for each in step.forwards if each.grad)
+        forwards = (forward for step in record.steps for forward in step.forwards if forward.grad)
         return Broken(
-            f"the buffers {some_of(found.lowered, MOST_NAMES)} are in half precision, while all weights are in "
+            f"the buffers {some_of(lowered, MOST_NAMES)} are in half precision, while all weights are in "
             "float32: frequencies and positions, as of RoPE, are rounded",
             "possible",
             "keep such buffers in float32, and convert what is computed from them",
             step=1,
             ranks=(record.rank,),
-            line=next((each.line for each in forward), None),
+            line=next((forward.line for forward in forwards), None),
         )
     if half:
         raise NotObservable("some weights are in half precision, and the optimizer keeps no state in it")
     return None
 
 
-def finite(case: Comparison) -> Broken | None:
+@dataclass(frozen=True)
+class _BadStep:
+    """A step of a rank after which a weight is not finite."""
+
+    rank: int
+    step: Step
+    weight: int
+    """The first weight that is not finite, by its index in the optimizer."""
+    gradient: int | None
+    """The first gradient that was not; None if all were."""
+    output: Call | None
+    """The first module's output that was not, if one was seen."""
+
+
+def numbers_stay_finite(case: Comparison) -> Broken | None:
     """Find the first step with a NaN or an infinity, the rank and the module."""
     case.require_steps()
-    found = []
-    for record, step in _sampled(case):
-        forward = next((call for call in step.calls if call.call == "not_finite"), None)
-        index = next((i for i, each in enumerate(step.gradients or []) if each is not None and each.norm is None), None)
-        weight = next((i for i, each in enumerate(step.weights) if each is not None and each.norm is None), None)
-        # an output may be infinite on purpose, as a mask is, and a GradScaler skips steps inside of a fused optimizer
-        if weight is not None:
-            found.append((step.number, record.rank, record, step, forward, index, weight))
-    if not found:
+    bad_steps = list(_bad_steps(case))
+    if not bad_steps:
         return None
-    _, rank, record, step, forward, index, weight = min(found, key=lambda each: (each[0], each[4] is None, each[1]))
-    ranks = tuple(sorted({each[1] for each in found if each[0] == step.number}))
-    if forward is not None:
-        what, line = f"the output of {forward.module} is the first that is not finite", forward.line
-    elif index is not None:
-        what = f"the gradient of {case.name(step.optimizer, index, rank)} is not finite"
+    first = min(bad_steps, key=lambda bad: (bad.step.number, bad.output is None, bad.rank))
+    rank, step = first.rank, first.step
+    ranks = tuple(sorted({bad.rank for bad in bad_steps if bad.step.number == step.number}))
+    if first.output is not None:
+        what, line = f"the output of {first.output.module} is the first that is not finite", first.output.line
+    elif first.gradient is not None:
+        what = f"the gradient of {case.name(step.optimizer, first.gradient, rank)} is not finite"
         line = step.backwards[-1].line if step.backwards else step.line
     else:
-        what, line = f"{case.name(step.optimizer, weight or 0, rank)} is not finite after the step", step.line
+        what, line = f"{case.name(step.optimizer, first.weight, rank)} is not finite after the step", step.line
     return Broken(
         f"step {step.number} on rank {rank}: {what}, and the optimizer used it",
         "certain",
@@ -327,6 +338,22 @@ def finite(case: Comparison) -> Broken | None:
         ranks=ranks,
         line=line,
     )
+
+
+def _bad_steps(case: Comparison) -> Iterator[_BadStep]:
+    """Yield the sampled steps after which a weight is not finite.
+
+    An output alone may be infinite on purpose, as a mask is, and a GradScaler skips steps inside of a fused optimizer.
+    """
+    for record, step in _sampled(case):
+        weight = _first_not_finite(step.weights)
+        if weight is not None:
+            output = next((call for call in step.calls if call.call == "not_finite"), None)
+            yield _BadStep(record.rank, step, weight, _first_not_finite(step.gradients or []), output)
+
+
+def _first_not_finite(tensors: Sequence[Fingerprint | None]) -> int | None:
+    return next((index for index, each in enumerate(tensors) if each is not None and each.norm is None), None)
 
 
 def _sampled(case: Comparison) -> Iterator[tuple[RankRecord, Step]]:
@@ -373,7 +400,7 @@ def _names_of(parameters: list[Parameter]) -> list[str]:
     return [each.names[0] if each.names else "a tensor" for each in parameters]
 
 
-def schedules(case: Comparison) -> Broken | None:
+def learning_rate_schedules(case: Comparison) -> Broken | None:
     """Find a training that continues after its learning rate has fallen to zero."""
     case.require_steps()
     for record in case.records.values():
@@ -404,7 +431,7 @@ def _schedules_again(record: RankRecord, optimizer: int) -> Broken | None:
     """Find a line of the program that steps a scheduler several times between two steps of its optimizer."""
     steps = record.steps_of(optimizer)[1:]
     counts = [
-        Counter(call.line for call in step.calls if _schedules(call, optimizer) and call.line is not None)
+        Counter(call.line for call in step.calls if _steps_scheduler(call, optimizer) and call.line is not None)
         for step in steps
     ]
     for line in {line for count in counts for line in count}:
@@ -422,23 +449,25 @@ def _schedules_again(record: RankRecord, optimizer: int) -> Broken | None:
     return None
 
 
-def _schedules(call: Call, optimizer: int) -> bool:
+def _steps_scheduler(call: Call, optimizer: int) -> bool:
     return call.call == "schedule" and call.direct and call.optimizer == optimizer
 
 
 RULES = (
     Rule("cleared", "each step begins with cleared gradients", gradients_cleared),
     Rule("training-mode", "the model is in training mode while it trains", evaluation_mode),
-    Rule("evaluation", "an evaluation draws no random numbers, and does not come too early", evaluations),
+    Rule("evaluation", "an evaluation draws no random numbers, and does not come too early", evaluations_draw_nothing),
     Rule("autocast", "autocast reaches the layers that are called under it", autocast_reaches),
     Rule("initialized", "each line draws a parameter once", initialized_once),
     Rule("optimizer", "an optimizer holds every parameter that has a gradient", in_an_optimizer),
     Rule("frozen", "more than norms is trained of what an optimizer holds", trained_layers),
     Rule("unused", "every parameter of an optimizer gets a gradient", gradients_arrive),
-    Rule("changes", "a step changes what has a gradient", step_changes),
-    Rule("schedule", "the learning rate follows the steps, and is above 0 until training ends", schedules),
+    Rule("changes", "a step changes what has a gradient", steps_change_weights),
+    Rule(
+        "schedule", "the learning rate follows the steps, and is above 0 until training ends", learning_rate_schedules
+    ),
     Rule("tied", "tied weights stay equal", tied_weights),
     Rule("graphs", "no graph is kept from step to step", graphs_kept),
     Rule("state-type", "weights and optimizer state are kept in float32", types_of_state),
-    Rule("finite", "loss, gradients and weights are finite", finite),
+    Rule("finite", "loss, gradients and weights are finite", numbers_stay_finite),
 )

@@ -474,17 +474,17 @@ class RankRecord:
 
     @cached_property
     def _steps_by_optimizer(self) -> dict[int, list[Step]]:
-        found: dict[int, list[Step]] = {}
+        by_optimizer: dict[int, list[Step]] = {}
         for step in self.steps:
-            found.setdefault(step.optimizer, []).append(step)
-        return found
+            by_optimizer.setdefault(step.optimizer, []).append(step)
+        return by_optimizer
 
     @cached_property
     def _batches_by_iteration(self) -> dict[tuple[int, int], list[Batch]]:
-        found: dict[tuple[int, int], list[Batch]] = {}
+        by_iteration: dict[tuple[int, int], list[Batch]] = {}
         for batch in self.batches:
-            found.setdefault((batch.loader, batch.iteration), []).append(batch)
-        return found
+            by_iteration.setdefault((batch.loader, batch.iteration), []).append(batch)
+        return by_iteration
 
     def calls(self, *names: str) -> Iterator[tuple[int, Call]]:
         """Yield the calls of some functions, each with the number of the step it came before."""
@@ -532,8 +532,8 @@ def read_starts(run: Path, attempt: int | None = None) -> Iterator[dict[int, Ran
     if attempt is not None:
         starts = starts[names.index(f"attempt_{attempt}") :] if f"attempt_{attempt}" in names else []
     for start in starts:
-        found = [_read(path, run) for path in sorted(start.glob(f"rank_*/{NAME}"))]
-        records = {record.rank: record for record in found if record is not None}
+        of_files = [_read(path, run) for path in sorted(start.glob(f"rank_*/{NAME}"))]
+        records = {record.rank: record for record in of_files if record is not None}
         if records or attempt is not None:
             yield dict(sorted(records.items()))
 

@@ -90,9 +90,9 @@ def _calls(tree: ast.AST | None) -> Iterator[ast.Call]:
 
 
 def _name(function: ast.AST) -> str:
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 class _Source:

@@ -52,9 +52,10 @@ def half_sums(case: Comparison) -> Broken | None:
     """Find gradients that are added over ranks in half precision, where that loses digits of them."""
     case.require_steps()
     case.require_ranks()
-    found = [broken for each in _reductions(case) if (broken := _judged(case, each)) is not None]
-    if found:
-        return next((each for each in found if each.sure == "likely"), found[0])
+    judged = [_judged(case, reduction) for reduction in _reductions(case)]
+    breaches = [broken for broken in judged if broken is not None]
+    if breaches:
+        return next((broken for broken in breaches if broken.sure == "likely"), breaches[0])
     if not (case.reduces or case.is_sharded or any(replica.known for replica in case.replicas)):
         raise NotObservable("no sum of gradients over ranks was seen")
     return None
@@ -62,7 +63,8 @@ def half_sums(case: Comparison) -> Broken | None:
 
 def _judged(case: Comparison, reduction: _Reduction) -> Broken | None:
     half_unit, size = _HALF_UNITS[reduction.dtype], reduction.size
-    errors = [error for moment in case.all_sampled() if (error := _error_of(case, moment, reduction)) is not None]
+    every = [_error_of(case, moment, reduction) for moment in case.all_sampled()]
+    errors = [error for error in every if error is not None]
     error = median(errors) if errors else None
     times = None if error is None else error / (half_unit / math.sqrt(3))
     if times == 0:
@@ -208,7 +210,7 @@ def _of_digits(case: Comparison) -> Iterator[_Reduction]:
             continue
         group, step = ranks.pop(), next(iter(moment.of.values()))
         hook = next((call.line for _, call in case.any.calls("comm_hook") if call.line is not None), None)
-        found = _Reduction(
+        reduction = _Reduction(
             kind,
             group,
             len(group),
@@ -219,8 +221,8 @@ def _of_digits(case: Comparison) -> Iterator[_Reduction]:
             line=hook or next((each.line for each in step.forwards if each.grad), None),
             step=moment.step,
         )
-        if _error_of(case, moment, found):
-            yield found
+        if _error_of(case, moment, reduction):
+            yield reduction
             return
 
 
@@ -247,16 +249,16 @@ def _error_of(case: Comparison, moment: Moment, reduction: _Reduction) -> float 
         if None not in columns and known:
             sums[index] = [math.fsum(each) for each in zip(*known, strict=True)]
             terms[index] = sum(map(_norm, known)) / (_norm(sums[index]) or math.inf)
-    sums = {index: each for index, each in sums.items() if terms[index]}
+    sums = {index: total for index, total in sums.items() if terms[index]}
     if len(sums) < _LEAST_PARAMETERS:
         return None
     used = {index: steps[0].parts[index] for index in sums}
-    factor = median(_dot(used[index], each) / _dot(each, each) for index, each in sums.items())
+    factor = median(_dot(used[index], total) / _dot(total, total) for index, total in sums.items())
     if not factor:
         return None
     shares = [
-        _norm([one - factor * other for one, other in zip(used[index], each, strict=True)]) / abs(factor) / _norm(each)
-        for index, each in sums.items()
+        _norm([a - factor * b for a, b in zip(used[index], total, strict=True)]) / abs(factor) / _norm(total)
+        for index, total in sums.items()
     ]
     error, grown = median(shares), median(terms[index] for index in sums)
     additions = len(steps) * len(steps[0].backwards) + 4

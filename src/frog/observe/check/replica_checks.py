@@ -91,10 +91,10 @@ def clipping_norms(case: Comparison) -> Broken | None:
                     ranks=tuple(moment.of),
                     line=calls[0].line,
                 )
-    found = shards_scaled_apart(case) or clipped_before_the_end(case)
-    if found is None and not seen:
+    broken = shards_scaled_apart(case) or clipped_before_the_end(case)
+    if broken is None and not seen:
         raise NotObservable("no call of torch.nn.utils.clip_grad_norm_ was sampled on all ranks")
-    return found
+    return broken
 
 
 def _end_equal(case: Comparison, moment: Moment) -> bool:

@@ -38,14 +38,14 @@ def names_of(case: Comparison, replicas: list[Replica]) -> str:
 
 def values_of(case: Comparison, moment: Moment, replicas: list[Replica], what: str) -> tuple[str, ...]:
     """Return a line of evidence for each rank, for the first parameters."""
-    found = []
+    lines = []
     for replica in replicas[:2]:
         for rank in replica.ranks[:4]:
             step = moment.of[rank]
             shown = step.gradient(replica.index) if what == "gradients" else step.weights[replica.index]
             name, source = case.name(replica.optimizer, replica.index), case.records[rank].path
-            found.append(f"rank {rank}   step {moment.step}: {what} of {name}: {_norm(shown)}  [{source}]")
-    return tuple(found)
+            lines.append(f"rank {rank}   step {moment.step}: {what} of {name}: {_norm(shown)}  [{source}]")
+    return tuple(lines)
 
 
 def _norm(shown: Fingerprint | None) -> str:

@@ -21,10 +21,12 @@ def gradients_when_used(case: Comparison) -> Broken | None:
     moment, different = _first_different(case)
     if moment is None:
         return None
-    found = _different_gradients(case, moment, different)
-    if found.sure == "certain" and _averages_later(case, different):
-        return replace(found, sure="possible", advice=f"{found.advice}. Local SGD, which averages weights, may do this")
-    return found
+    broken = _different_gradients(case, moment, different)
+    if broken.sure == "certain" and _averages_later(case, different):
+        return replace(
+            broken, sure="possible", advice=f"{broken.advice}. Local SGD, which averages weights, may do this"
+        )
+    return broken
 
 
 def _averages_later(case: Comparison, different: list[Replica]) -> bool:
@@ -116,10 +118,11 @@ def _different_gradients(case: Comparison, moment: Moment, different: list[Repli
             evidence=evidence,
         )
     exchanges = case.reduces or known
+    sure = "possible" if _trains_apart(case, moment) else "likely"
     return Broken(
         f"{since}{what}: nothing averaged them"
         + ("" if exchanges else ", and the ranks exchange nothing at all: each trains a model of its own"),
-        "certain" if known else "possible" if _trains_apart(case, moment) else "likely",
+        "certain" if known else sure,
         "wrap the model in DistributedDataParallel, or average each gradient over the ranks before `optimizer.step()`",
         step=moment.step,
         ranks=replica.ranks,

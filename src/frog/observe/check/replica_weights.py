@@ -227,16 +227,16 @@ def weights_of_the_owners(case: Comparison) -> Broken | None:
 
 def _made_by_owners(case: Comparison) -> dict[tuple[int, str], set[int | None]]:
     """Return the bits of each parameter that optimizers hold, by step and name; step 0 is before the first."""
-    found: dict[tuple[int, str], set[int | None]] = {}
+    made: dict[tuple[int, str], set[int | None]] = {}
     for record in case.records.values():
         for step in record.steps:
             table = record.tables.get(step.optimizer)
             for index, parameter in enumerate(table.parameters if table is not None and step.weights else ()):
                 for name in parameter.names[:1]:
-                    found.setdefault((step.number, name), set()).add(step.weight_bits(index))
+                    made.setdefault((step.number, name), set()).add(step.weight_bits(index))
                     if step.number == 1:
-                        found.setdefault((0, name), set()).add(step.before[index])
-    return found
+                        made.setdefault((0, name), set()).add(step.before[index])
+    return made
 
 
 def statistics_in_evaluations(case: Comparison) -> Broken | None:

@@ -37,7 +37,7 @@ def order_after_a_resume(case: Comparison) -> Broken | None:
     seen = False
     for record in case.records.values():
         numbers = [call.numbers for step, call in record.calls("load") if step == 1]
-        items = [item for found in numbers for item in found.items() if "." not in item[0]]
+        items = [item for of_load in numbers for item in of_load.items() if "." not in item[0]]
         epochs = [value for key, value in items if "epoch" in key.lower() and value > 0]
         shuffled = [each for each in record.loaders if each.distributed and each.shuffle]
         # `next(iter(loader))` for the size of a batch is followed by an iteration before any step
@@ -75,11 +75,11 @@ def samples_after_a_resume(case: Comparison) -> Broken | None:
         before = _interrupted(case, record)
         place = _place(record, begin)
         seen = seen or before is not None or place is not None
-        found = _drawn_again(record, begin, before) if before is not None else None
-        if found is None and place is not None and before is None:
-            found = _at_another_place(record, begin, place)
-        if found is not None:
-            return found
+        broken = _drawn_again(record, begin, before) if before is not None else None
+        if broken is None and place is not None and before is None:
+            broken = _at_another_place(record, begin, place)
+        if broken is not None:
+            return broken
     if not seen:
         raise NotObservable(
             "no optimizer was restored before the first step, or its checkpoint tells no place in the one DataLoader "
