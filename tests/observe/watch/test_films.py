@@ -295,11 +295,11 @@ def test_ranks_that_stand_still_are_asked_once(tmp_path: Path) -> None:
     reader = FilmReader(folder)
     start_ns = reader.read().start_unix_ns
     reader.read(start_ns + 7 * 10**9)
-    assert not reader.asks_now()
+    assert not reader.ask_if_still()
     film = reader.read(start_ns + 9 * 10**9)
     assert (film.still_s, film.failure) == (6.0, 3 * SECOND)
-    assert reader.asks_now()
-    assert not reader.asks_now()
+    assert reader.ask_if_still()
+    assert not reader.ask_if_still()
     assert json.loads((folder.path / "observed" / "request.json").read_text())["number"] == 1
 
 

@@ -212,7 +212,12 @@ def test_no_moment_of_a_hang_that_lasts_changes_unnoticed(
     folder = hung_program(tmp_path / "h", ended=False)
     reader = FilmReader(folder)
     films = [read(reader, START_NS + 2 * SECOND), reader.read(now_ns)]
-    asked = [reader.asks_now(), reader.asks_now(), reader.renew_diagnosis(films[1]), reader.renew_diagnosis(films[1])]
+    asked = [
+        reader.ask_if_still(),
+        reader.ask_if_still(),
+        reader.renew_diagnosis(films[1]),
+        reader.renew_diagnosis(films[1]),
+    ]
     check(f"{second} s", films[1], tmp_path, kept)
     compare(f"asked at {second} s", asked, kept)
 

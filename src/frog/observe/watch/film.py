@@ -79,8 +79,8 @@ class Lane:
 
     def use_at(self, time_us: int) -> tuple[int, int] | None:
         """Return MiB of memory and percent of one core, as last measured before a time."""
-        found = [index for index in range(0, len(self.use), USE) if self.use[index] <= time_us]
-        return (self.use[found[-1] + 1], self.use[found[-1] + 2]) if found else None
+        measured = [index for index in range(0, len(self.use), USE) if self.use[index] <= time_us]
+        return (self.use[measured[-1] + 1], self.use[measured[-1] + 2]) if measured else None
 
 
 def _at(rows: list[int], time_us: int) -> tuple[int, int] | None:
@@ -165,12 +165,12 @@ class Film:
 
     def as_json(self) -> dict[str, Any]:
         """Return the film for the page: of the diagnosis only for whom each rank waits, as the page gets it as HTML."""
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "diagnosis"}
+        parts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "diagnosis"}
         for name in ("lanes", "series", "events", "nodes"):
-            found[name] = [asdict(row) for row in found[name]]
-        found["words"] = list(self.words)
-        found["waiting"] = self.waiting
-        return found
+            parts[name] = [asdict(row) for row in parts[name]]
+        parts["words"] = list(self.words)
+        parts["waiting"] = self.waiting
+        return parts
 
 
 def first_failure(events: list[FilmEvent]) -> int | None:

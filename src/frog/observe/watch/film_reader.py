@@ -120,12 +120,7 @@ class FilmReader:
         self._run = self._run or self._read_run_json()
         self._events += self._launcher.read()
         observed = read_observed(self.folder.path)
-        ranks = self.folder.event_ranks()
-        for rank in ranks:
-            if rank not in self._trained:
-                share = self._most_rows // max(_LEAST_LANES, len(ranks))
-                self._trained[rank] = TrainedRank(rank, self.folder.rank_events(rank), self._words, share)
-            self._trained[rank].read(self._points)
+        self._read_trained()
         beats = self._beats()
         status = self._status()
         is_live = status == "running"
@@ -159,6 +154,15 @@ class FilmReader:
         film.notes = self._notes(observed, is_live)
         return film
 
+    def _read_trained(self) -> None:
+        """Read what Frog's trainer and `frog.record` have written on each rank."""
+        ranks = self.folder.event_ranks()
+        for rank in ranks:
+            if rank not in self._trained:
+                share = self._most_rows // max(_LEAST_LANES, len(ranks))
+                self._trained[rank] = TrainedRank(rank, self.folder.rank_events(rank), self._words, share)
+            self._trained[rank].read(self._points)
+
     def _read_run_json(self) -> RunFile | None:
         return self.folder.read_run_json() if self.folder.run_json.exists() else None
 
@@ -188,8 +192,8 @@ class FilmReader:
         return status_of(self.folder, self._run, record)
 
     def _beats(self) -> dict[int, Beat]:
-        found = {rank: read_heartbeat(self.folder.heartbeat(rank)) for rank in self.folder.heartbeat_ranks()}
-        return {rank: beat for rank, beat in found.items() if beat is not None}
+        beats = {rank: read_heartbeat(self.folder.heartbeat(rank)) for rank in self.folder.heartbeat_ranks()}
+        return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     def _look_at_programs(self, observed: Mapping[int, Mapping[int, Observed]], is_live: bool) -> None:
         """Add the moments that the launcher has written; without a launcher, those that this process sees."""
@@ -261,7 +265,9 @@ class FilmReader:
         lanes: dict[int, Lane] = {}
         for rank, trained in self._trained.items():
             beat = beats.get(rank)
-            until_ns = end_ns if is_live and beat is not None and is_fresh(beat) else beat.unix_ns if beat else 0
+            until_ns = beat.unix_ns if beat is not None else 0
+            if is_live and beat is not None and is_fresh(beat):
+                until_ns = end_ns
             lanes[rank] = trained.lane(start_ns, beat, until_ns)
         for attempt in sorted(observed):
             for own in observed[attempt].values():
@@ -301,23 +307,24 @@ class FilmReader:
         self, observed: Mapping[int, Mapping[int, Observed]], start_ns: int, still_ns: int | None
     ) -> list[FilmEvent]:
         """Return what happened. still_ns: since when no rank made progress, if that lasted until the end."""
-        stalled_ns = min(
-            (each.unix_ns for each in self._events if isinstance(each, StallEvent | HangEvent)), default=None
-        )
-        found = [shown for event in self._events for shown in _shown_event(event, start_ns, stalled_ns)]
+        stalls = [event.unix_ns for event in self._events if isinstance(event, StallEvent | HangEvent)]
+        stalled_ns = min(stalls, default=None)
+        events = [shown for event in self._events for shown in _shown_event(event, start_ns, stalled_ns)]
         for trained in self._trained.values():
-            found += error_events(trained, start_ns)
-            found += [FilmEvent((at - start_ns) // 1000, None, "note", text) for at, text in trained.notes[-100:]]
+            events += error_events(trained, start_ns)
+            events += [FilmEvent((at - start_ns) // 1000, None, "note", text) for at, text in trained.notes[-100:]]
         for ranks in observed.values():
-            found += observed_errors(ranks.values(), start_ns)
-        found += self._not_finite(start_ns)
-        if still_ns is not None and not any(event.kind == "failure" for event in found):
-            found.append(FilmEvent((still_ns - start_ns) // 1000, None, "failure", _STILL))
-        found.sort(key=lambda event: (event.at, event.rank or 0))
-        found = [FilmEvent(max(0, event.at), event.rank, event.kind, printable(event.text)[:_TEXT]) for event in found]
-        if len(found) > _MOST_EVENTS:
-            found = [*found[: _MOST_EVENTS // 2], *found[-_MOST_EVENTS // 2 :]]
-        return found
+            events += observed_errors(ranks.values(), start_ns)
+        events += self._not_finite(start_ns)
+        if still_ns is not None and not any(event.kind == "failure" for event in events):
+            events.append(FilmEvent((still_ns - start_ns) // 1000, None, "failure", _STILL))
+        events.sort(key=lambda event: (event.at, event.rank or 0))
+        events = [
+            FilmEvent(max(0, event.at), event.rank, event.kind, printable(event.text)[:_TEXT]) for event in events
+        ]
+        if len(events) > _MOST_EVENTS:
+            events = [*events[: _MOST_EVENTS // 2], *events[-_MOST_EVENTS // 2 :]]
+        return events
 
     def _not_finite(self, start_ns: int) -> list[FilmEvent]:
         """Return the first step whose loss is not a finite number, if losses were recorded before."""
@@ -354,33 +361,33 @@ class FilmReader:
         return f"simulated links of {' and '.join(filter(None, parts))} delay{late}"
 
     def _notes(self, observed: Mapping[int, Mapping[int, Observed]], is_live: bool) -> list[str]:
-        found = []
+        notes = []
         every = max((rank.blocks.every for rank in self._trained.values()), default=1)
         if every > 1:
-            found.append(
+            notes.append(
                 f"Each earlier block stands for up to {every} steps: a block has the sum of each phase's time, in the "
                 f"order of a step. The last steps are whole."
             )
         if len(self._points) > 1500:
-            found.append(f"The curves have the means of neighboring steps ({len(self._points):,} steps in all).")
+            notes.append(f"The curves have the means of neighboring steps ({len(self._points):,} steps in all).")
         if observed and not any(lanes.lanes for lanes in self._programs.values()) and not is_live:
-            found.append("Only the last position of each rank is known: nothing recorded where it was before.")
+            notes.append("Only the last position of each rank is known: nothing recorded where it was before.")
         if any(lanes.lanes for lanes in self._programs.values()):
-            found.append("The lines and waits of the program were looked at twice a second, not continuously.")
+            notes.append("The lines and waits of the program were looked at twice a second, not continuously.")
         if observed and not self._points:
-            found.append("No loss: the program does not call frog.record.")
+            notes.append("No loss: the program does not call frog.record.")
         bad = sum(rank.num_bad for rank in self._trained.values()) + self._launcher.num_bad
         if bad:
-            found.append(f"{count(bad, 'damaged line')} of the events could not be read.")
+            notes.append(f"{count(bad, 'damaged line')} of the events could not be read.")
         if not observed and not self._trained:
-            found.append("No rank has written anything yet." if is_live else "No rank wrote anything.")
-        return found
+            notes.append("No rank has written anything yet." if is_live else "No rank wrote anything.")
+        return notes
 
     # ---- the diagnosis -----------------------------------------------------------------------------------------------
 
     def renew_diagnosis(self, film: Film) -> bool:
         """Ask ranks that stand still, and diagnose the run if its symptoms changed. Return True if it was diagnosed."""
-        self.asks_now()
+        self.ask_if_still()
         symptoms = self.symptoms()
         if symptoms == self._symptoms:
             return False
@@ -388,7 +395,7 @@ class FilmReader:
         film.diagnosis = self._diagnosis = self.diagnose(film) if symptoms else None
         return True
 
-    def asks_now(self) -> bool:
+    def ask_if_still(self) -> bool:
         """Ask the ranks for their evidence if they stand still and were not asked yet; return True if they were."""
         if not self._asks or self._still_s < STILL_S or not self._programs:
             return False

@@ -102,25 +102,27 @@ def row_of(film: Film, lane: Lane, time_us: int) -> list[str]:
 
 def _last(values: list[float | None]) -> str:
     last = values[-1] if values else None
-    return "not finite" if last is None else format_count(last) if last >= 10_000 else format_number(last)
+    if last is None:
+        return "not finite"
+    return format_count(last) if last >= 10_000 else format_number(last)
 
 
 def _diagnosis(film: Film) -> list[RenderableType]:
     from rich.text import Text
 
-    found = film.diagnosis
-    assert found is not None
-    parts: list[RenderableType] = [Text(""), Text(printable(found.finding), style="bold red")]
-    if found.sure:
-        parts.append(Text(f"{printable(found.sure[:1].upper() + found.sure[1:])}.", style="dim"))
-    parts += [Text(f"  {line}") for line in waits_text(found.waits).splitlines()]
-    for place in found.places:
+    diagnosis = film.diagnosis
+    assert diagnosis is not None
+    parts: list[RenderableType] = [Text(""), Text(printable(diagnosis.finding), style="bold red")]
+    if diagnosis.sure:
+        parts.append(Text(f"{printable(diagnosis.sure[:1].upper() + diagnosis.sure[1:])}.", style="dim"))
+    parts += [Text(f"  {line}") for line in waits_text(diagnosis.waits).splitlines()]
+    for place in diagnosis.places:
         parts.append(Text(f"{place.who} at {printable(place.place)}"))
         for line in place.lines:
             mark = ">" if line.is_meant else " "
             parts.append(
                 Text(f"  {mark} {line.number:4}  {printable(line.text)}", style="" if line.is_meant else "dim")
             )
-    if found.advice:
-        parts.append(Text(f"What to do: {printable(found.advice)}"))
+    if diagnosis.advice:
+        parts.append(Text(f"What to do: {printable(diagnosis.advice)}"))
     return parts

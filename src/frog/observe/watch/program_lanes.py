@@ -155,8 +155,9 @@ class ProgramLanes:
         wait = awaited(rank, self.positions)
         if wait is not None:
             group, number, ranks = wait
-            over = "" if len({name for each in self.positions.values() for name, _, _ in each.groups}) < 2 else group
-            what = f"in a collective{f' of group {over}' if over else ''}{at}"
+            groups = {name for other in self.positions.values() for name, _, _ in other.groups}
+            of_group = f" of group {group}" if group and len(groups) > 1 else ""
+            what = f"in a collective{of_group}{at}"
             if ranks:
                 return self.words.of("waits", f"{what}, waits for {span(ranks)}"), number
             return self.words.of("collective", what), number
@@ -167,19 +168,21 @@ class ProgramLanes:
 
 def recorded_calls(own: Observed, words: Words, folder: str, until_ns: int, most: int) -> list[Row]:
     """Return the last collectives of a rank. One whose end is unknown, as with gloo, has no duration."""
-    entries = own.collectives.entries if own.collectives is not None else []
-    return [
-        _call_row(entry, words, folder, until_ns if own.collectives is None else max(until_ns, own.collectives.unix_ns))
-        for entry in entries[-most:]
-        if entry.created_unix_ns
-    ]
+    if own.collectives is None:
+        return []
+    until_ns = max(until_ns, own.collectives.unix_ns)
+    entries = own.collectives.entries[-most:]
+    return [_call_row(entry, words, folder, until_ns) for entry in entries if entry.created_unix_ns]
 
 
 def _call_row(entry: CollectiveEntry, words: Words, folder: str, until_ns: int) -> Row:
     place = shown_place(entry.line or next(iter(entry.stack), None), folder)
-    size = "x".join(map(str, entry.sizes[0])) if entry.sizes and entry.sizes[0] else ""
-    kind = f" {entry.dtypes[0].lower()}" if entry.dtypes else ""
-    text = f"{entry.op}{f' of {size}{kind}' if size else ''}{f' at {place}' if place else ''}"
+    text = entry.op
+    if entry.sizes and entry.sizes[0]:
+        text += f" of {'x'.join(map(str, entry.sizes[0]))}"
+        text += f" {entry.dtypes[0].lower()}" if entry.dtypes else ""
+    if place:
+        text += f" at {place}"
     end = until_ns if not entry.done else entry.completed_unix_ns or entry.created_unix_ns
     return entry.created_unix_ns, end, words.of("collective", text), entry.seq
 
@@ -189,7 +192,7 @@ def lane_of_last(own: Observed, words: Words, folder: str, start_ns: int) -> Lan
     lane, status = Lane(own.rank), own.status
     if status is not None:
         place = shown_place(status.line, folder)
-        word = words.of("line" if place else "start", f"last seen at {place}" if place else "running")
+        word = words.of("line", f"last seen at {place}") if place else words.of("start", "running")
         lane.bars = flat([(status.started_unix_ns, status.unix_ns, word, 0)], start_ns)
     return lane
 

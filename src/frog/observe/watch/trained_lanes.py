@@ -354,13 +354,14 @@ def curves(points: Iterable[Point], start_ns: int) -> list[Series]:
         ("loss", "Loss", lambda point: point.loss),
         ("tokens_per_s", "Tokens per second", lambda point: point.tokens_per_s),
     )
-    found = []
+    at = [(group[-1].end_ns - start_ns) // 1000 for group in groups]
+    steps = [group[-1].step for group in groups]
+    series = []
     for name, title, value in named:
         values = [_mean([value(point) for point in group]) for group in groups]
         if any(number is not None for number in values):
-            at = [(group[-1].end_ns - start_ns) // 1000 for group in groups]
-            found.append(Series(name, title, at, [group[-1].step for group in groups], values))
-    return found
+            series.append(Series(name, title, at, steps, values))
+    return series
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -378,8 +379,9 @@ def steps_of(points: Iterable[Point], start_ns: int, most: int = 6_000) -> list[
 
 def error_events(rank: TrainedRank, start_ns: int) -> list[FilmEvent]:
     """Return a rank's errors as events."""
-    return [
-        FilmEvent((at - start_ns) // 1000, rank.rank, "failure", f"{event.type}: {event.message}"[:300])
-        for event in rank.errors
-        for at in [event.unix_ns if event.unix_ns >= rank.first_ns else rank.last_ns]
-    ]
+    events = []
+    for error in rank.errors:
+        at_ns = error.unix_ns if error.unix_ns >= rank.first_ns else rank.last_ns
+        text = f"{error.type}: {error.message}"[:300]
+        events.append(FilmEvent((at_ns - start_ns) // 1000, rank.rank, "failure", text))
+    return events
