@@ -40,7 +40,7 @@ def charts(history: History) -> list[Chart]:
     main = history.main
     if main is None or not len(main.steps):
         return []
-    found = [
+    every_chart = [
         _loss(history, main),
         _of_main(main, "learning_rate", "Learning rate", "", "Size of a step: warm-up, then cosine", "exact"),
         _of_main(main, "grad_norm", "Gradient norm", "", "Norm of the reduced gradient, before clipping", "exact"),
@@ -49,7 +49,7 @@ def charts(history: History) -> list[Chart]:
         *([_loss_scale(main)] if "loss_scale" in main.scalars else []),
         *([_world(history, main)] if any(segment.change for segment in history.segments) else []),
     ]
-    return [chart for chart in found if any(v is not None for line in chart["lines"] for v in line["values"])]
+    return [chart for chart in every_chart if any(v is not None for line in chart["lines"] for v in line["values"])]
 
 
 def _loss(history: History, main: RankHistory) -> Chart:

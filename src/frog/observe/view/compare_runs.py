@@ -74,13 +74,15 @@ def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
     Raises:  RunError if one is not a run, or if they have no step and no checkpoint in common.
     """
     sides = (_read(a), _read(b))
-    if not all(map(_num_steps, sides)) and (programs := compare_programs(a, b)) is not None:
-        titles, found = programs
-        return Comparison(titles, rtol, found, are_programs=True)
+    num_steps = [_num_steps(side) for side in sides]
+    programs = None if all(num_steps) else compare_programs(a, b)
+    if programs is not None:
+        titles, findings = programs
+        return Comparison(titles, rtol, findings, are_programs=True)
     comparison = Comparison((_title(sides[0]), _title(sides[1])), rtol)
     comparison.notes = _notes(*sides)
-    if (fewer := min(map(_num_steps, sides))) != max(map(_num_steps, sides)):
-        comparison.common_steps = fewer
+    if min(num_steps) != max(num_steps):
+        comparison.common_steps = min(num_steps)
     comparison.findings = [
         _sample_order(*sides),
         _losses(*sides, rtol),
@@ -186,7 +188,7 @@ def _worlds(side: _Side) -> list[tuple[int, Any]]:
 
 
 _Key = tuple[int, int | None]
-"""Return the step and, for numbers per rank, the rank."""
+"""The step and, for numbers per rank, the rank."""
 
 
 def _rank_losses(side: _Side) -> dict[_Key, float]:
@@ -207,19 +209,19 @@ def _of_main(side: _Side, name: str) -> dict[_Key, float]:
 def _tokens(side: _Side) -> dict[_Key, float]:
     """Return the tokens of all ranks: of Frog's own runs so far, of a program's in the step."""
     if side.run.program is None:
-        found = _of_main(side, "tokens")
+        by_step = _of_main(side, "tokens")
     else:
-        found = {}
+        by_step = {}
         for rank in side.history.ranks.values():
             for step, tokens in zip(rank.steps.tolist(), rank.scalars["tokens"].tolist(), strict=True):
-                found[step, None] = found.get((step, None), 0.0) + tokens
-    return found if any(value > 0 for value in found.values()) else {}
+                by_step[step, None] = by_step.get((step, None), 0.0) + tokens
+    return by_step if any(value > 0 for value in by_step.values()) else {}
 
 
 def _recorded(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float) -> list[Finding]:
     """Compare numbers that a run may lack without a word about them."""
-    found = _numbers(what, a, b, rtol)
-    return [found] if found.outcome != "not compared" else []
+    finding = _numbers(what, a, b, rtol)
+    return [finding] if finding.outcome != "not compared" else []
 
 
 def _held_out(side: _Side) -> dict[_Key, float]:
@@ -282,8 +284,7 @@ def _meaning(number: int, *sides: _Side) -> str:
     worlds = [side.history.segments[0].world_size if side.history.segments else 0 for side in sides]
     steps = [int(dict(leaves(side.run.config)).get("train.grad_accum") or 0) for side in sides]
     names = [("ranks", worlds), ("gradient accumulation steps", steps)]
-    found = [name for name, values in names if number in values or _quotient(values) == number]
-    return " or ".join(found)
+    return " or ".join(name for name, values in names if number in values or _quotient(values) == number)
 
 
 def _quotient(values: list[int]) -> float:

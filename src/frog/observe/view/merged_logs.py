@@ -98,15 +98,16 @@ class Tail:
         size = self._path.stat().st_size if self._path.is_file() else 0
         if size <= self._at:
             return self.close() if not self._rest else []
-        found = []
+        entries: list[Entry] = []
         with open(self._path, "rb") as file:
             file.seek(self._at)
             while block := file.read(min(_BLOCK_BYTES, size - self._at)):
                 self._at += len(block)
                 first, *lines = block.split(b"\n")
                 *lines, self._rest = [(self._rest + first)[:_BLOCK_BYTES], *lines]
-                found += [entry for line in lines if (entry := self._take(line.decode(errors="replace")))]
-        return found
+                completed = [self._take(line.decode(errors="replace")) for line in lines]
+                entries += [entry for entry in completed if entry is not None]
+        return entries
 
     def close(self) -> list[Entry]:
         """Return the remaining entries at the end, including an incomplete line."""
@@ -152,10 +153,10 @@ class Tail:
             self._time_s = self._path.parent.stat().st_mtime
         at = dt.datetime.fromtimestamp(self._time_s).astimezone()
         hour, minute, second = map(int, match["clock"].split(":"))
-        found = at.replace(hour=hour, minute=minute, second=second, microsecond=0)
-        while found.timestamp() < self._time_s - 3600:  # past midnight
-            found += dt.timedelta(days=1)
-        return found.timestamp()
+        at = at.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        while at.timestamp() < self._time_s - 3600:  # past midnight
+            at += dt.timedelta(days=1)
+        return at.timestamp()
 
 
 class Logs:
@@ -169,10 +170,10 @@ class Logs:
         """Return the new entries, in chronological order; all remaining ones if the run has ended."""
         for source in self._wanted():
             self._tails.setdefault(source, Tail(source, source.path(self._folder)))
-        found = [entry for tail in self._tails.values() for entry in tail.read()]
+        entries = [entry for tail in self._tails.values() for entry in tail.read()]
         if close:
-            found += [entry for tail in self._tails.values() for entry in tail.close()]
-        return sorted((entry for entry in found if self._choice.has(entry)), key=lambda entry: entry.key)
+            entries += [entry for tail in self._tails.values() for entry in tail.close()]
+        return sorted((entry for entry in entries if self._choice.has(entry)), key=lambda entry: entry.key)
 
     def catch_up(self) -> list[Entry]:
         """Return all current entries, including the last entry of each log that is no longer growing."""
@@ -198,19 +199,19 @@ def sources(folder: RunFolder) -> list[Source]:
     if not folder.logs.is_dir():
         return []
     names = (re.fullmatch(r"(rank|node)_(\d+)", entry.name) for entry in folder.logs.iterdir())
-    found = (Source(match[1], int(match[2])) for match in names if match)
-    return sorted(source for source in found if source.path(folder).is_file())
+    named = (Source(match[1], int(match[2])) for match in names if match)
+    return sorted(source for source in named if source.path(folder).is_file())
 
 
 def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
     """Return the ranks that run on some nodes, or did in an earlier attempt of the run."""
-    found = set[int]()
+    ranks = set[int]()
     for attempt in read_run(folder).attempts:
         if attempt.worlds:  # as the launcher reports it: its nodes keep their numbers when the world shrinks
-            found |= {rank for world in attempt.worlds if world.node in nodes for rank in world.ranks}
+            ranks |= {rank for world in attempt.worlds if world.node in nodes for rank in world.ranks}
         else:
-            found |= {rank for rank in attempt.ranks if attempt.node_of(rank) in nodes}
-    return found
+            ranks |= {rank for rank in attempt.ranks if attempt.node_of(rank) in nodes}
+    return ranks
 
 
 def check_choice(folder: RunFolder, choice: Choice) -> None:
@@ -262,11 +263,11 @@ def format_entry(entry: Entry, width: int, colour: bool, columns: int | None = N
     head_columns = 23 + width + 4
     room = columns and max(columns - head_columns, _LEAST_ROOM)
     heads = [time_text, *[" " * 23] * (len(entry.lines) - 1)]
-    found = []
+    lines = []
     for head, text in zip(heads, entry.lines, strict=True):
         first, *more = wrapped(shortened(printable(text), _MOST_LINE), room)
-        found += [f"{head} {name} {first}".rstrip(), *(" " * head_columns + line for line in more)]
-    return "\n".join(found)
+        lines += [f"{head} {name} {first}".rstrip(), *(" " * head_columns + line for line in more)]
+    return "\n".join(lines)
 
 
 def parse_since(text: str, now_s: float) -> float:

@@ -37,8 +37,9 @@ def program_pictures(cpu_s: Mapping[int, float], observed: Mapping[int, Observed
     """Return the pictures for which the observers wrote enough. cpu_s: processor time of each rank."""
     hosts = {own.status.host for own in observed.values() if own.status is not None}
     has_one_clock = num_nodes <= 1 and len(hosts) == 1
-    found = [_processor(cpu_s), _waited_for(observed) if has_one_clock else None, _lines(observed)]
-    return [picture for picture in found if picture is not None]
+    waited_for = _waited_for(observed) if has_one_clock else None
+    pictures = [_processor(cpu_s), waited_for, _lines(observed)]
+    return [picture for picture in pictures if picture is not None]
 
 
 def _processor(cpu_s: Mapping[int, float]) -> Picture | None:
@@ -130,7 +131,8 @@ def _counts(counts: Mapping[int, int], ranks: Sequence[int]) -> str:
 
 def _bars(values: Mapping[str, float], is_time: bool) -> list[tuple[str, float, str]]:
     largest = max(values.values(), default=0.0)
-    return [
-        (name, 100 * own / largest if largest > 0 else 0.0, format_seconds(own) if is_time else f"{own:,.0f}")
-        for name, own in values.items()
-    ]
+    bars = []
+    for name, value in values.items():
+        percent = 100 * value / largest if largest > 0 else 0.0
+        bars.append((name, percent, format_seconds(value) if is_time else f"{value:,.0f}"))
+    return bars

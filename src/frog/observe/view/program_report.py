@@ -19,6 +19,7 @@ from frog.core.runs.record import ProgramInfo, Record, RunFile
 from frog.core.schema import shortened
 from frog.core.terminal import printable
 from frog.observe.check.answers import broken_rules, read_answers
+from frog.observe.check.rule import Answer
 from frog.observe.view.program_pictures import program_pictures
 from frog.observe.view.report_diagnosis import shown_diagnosis, source_roots
 from frog.observe.view.runs import row_of_observed, state_of, status_of
@@ -97,12 +98,10 @@ def observed_context(folder: RunFolder, history: History) -> dict[str, Any]:
     observed = _last(attempts)
     row = row_of_observed(folder.path)
     statuses = [own.status for own in observed.values() if own.status is not None]
-    began_ns, last_ns = (
-        min((status.started_unix_ns for status in statuses), default=0),
-        max((status.unix_ns for status in statuses), default=0),
-    )
+    began_ns = min((status.started_unix_ns for status in statuses), default=0)
+    last_ns = max((status.unix_ns for status in statuses), default=0)
     errors = [own.error for own in observed.values() if own.error is not None and own.error.thread == "MainThread"]
-    error = min(errors, key=lambda one: one.unix_ns, default=None)
+    error = min(errors, key=lambda raised: raised.unix_ns, default=None)
     return {
         **_common(history, [_observed_row(own) for own in observed.values()], observed, folder.path),
         "diagnosis": shown_diagnosis(folder, source_roots(None), len(observed)) if row.status in _FAILED else None,
@@ -147,21 +146,27 @@ def _common(history: History, rows: list[RankRow], observed: dict[int, Observed]
 def _rules(folder: Path) -> dict[str, Any] | None:
     """Return what `frog check` says of a run; None if it recorded nothing for that."""
     try:
-        found = read_answers(folder)
+        checked = read_answers(folder)
     except RunError as error:
         return {"broken": [], "strip": [], "note": "", "problem": str(error)}
-    if not found.records:
+    if not checked.records:
         return None
     strip = [
         {
             "name": answer.rule.name,
-            "state": "held" if answer.held else "unchecked" if answer.broken is None else answer.broken.sure,
+            "state": _outcome(answer),
             "says": f"{answer.rule.says}{f': not checked, {answer.why_not}' if answer.why_not else ''}",
             "since": answer.broken.step if answer.broken is not None else None,
         }
-        for answer in found.answers
+        for answer in checked.answers
     ]
-    return {"broken": broken_rules(found.answers), "strip": strip, "note": found.note, "problem": ""}
+    return {"broken": broken_rules(checked.answers), "strip": strip, "note": checked.note, "problem": ""}
+
+
+def _outcome(answer: Answer) -> str:
+    if answer.held:
+        return "held"
+    return "unchecked" if answer.broken is None else answer.broken.sure
 
 
 def _has_steps(history: History) -> bool:
@@ -226,8 +231,8 @@ def _last_line(observed: Observed | None) -> str:
 
 def _tails(folder: RunFolder, ranks: Sequence[int], first: int) -> list[LogTail]:
     shown = [first, *(rank for rank in ranks if rank != first)][:_MOST_RANKS]
-    found = ((rank, tail(folder.rank_log(rank))) for rank in shown)
-    return [LogTail(rank, lines) for rank, lines in found if lines]
+    tails = ((rank, tail(folder.rank_log(rank))) for rank in shown)
+    return [LogTail(rank, lines) for rank, lines in tails if lines]
 
 
 def tail(path: Path) -> list[str]:
@@ -245,19 +250,19 @@ def tail(path: Path) -> list[str]:
 
 def _unknown(folder: RunFolder, observed: dict[int, Observed], record: Record | None, has_steps: bool) -> list[str]:
     """Return what the report cannot show, and why."""
-    found = _unknown_numbers(observed, has_steps)
+    unknown = _unknown_numbers(observed, has_steps)
     if record is None:
-        found.append("How the run ended: it is still running, or its launcher was killed.")
+        unknown.append("How the run ended: it is still running, or its launcher was killed.")
     if not folder.logs.is_dir():
-        found.append("Output: no rank printed anything.")
-    return found
+        unknown.append("Output: no rank printed anything.")
+    return unknown
 
 
 def _unknown_numbers(observed: dict[int, Observed], has_steps: bool) -> list[str]:
-    found = [] if has_steps else ["Steps and losses: the program does not call frog.record."]
-    found.append("Phases of a step, and checkpoints: only Frog's trainer reports them.")
+    unknown = [] if has_steps else ["Steps and losses: the program does not call frog.record."]
+    unknown.append("Phases of a step, and checkpoints: only Frog's trainer reports them.")
     if not observed:
-        found.append("Where the ranks were, their collectives and memory: the run was not observed.")
+        unknown.append("Where the ranks were, their collectives and memory: the run was not observed.")
     elif not any(seen.status and seen.status.groups for seen in observed.values()):
-        found.append("Collectives: no rank used torch.distributed while it was observed.")
-    return found
+        unknown.append("Collectives: no rank used torch.distributed while it was observed.")
+    return unknown

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from frog.core.config import RunConfig
 from frog.core.config.load import known_config
 from frog.core.files import write_atomic
+from frog.core.runs.event_schema import ErrorEvent
 from frog.core.runs.folder import RunFolder, check_output, is_only_observed
 from frog.core.runs.history import History, read_history
-from frog.core.runs.record import Record, RunFile
+from frog.core.runs.record import Record, RecordedError, RunFile
 from frog.core.units import format_bytes, format_count, format_seconds
 from frog.hooks import report_sections
 from frog.observe.view.charts import charts, marks
@@ -150,9 +151,10 @@ def _headline(run: RunFile, record: Record | None, history: History) -> dict[str
     evals = [] if main is None else list(main.evals.values())
     has_steps = main is not None and len(main.steps) > 0
     last = {name: _finite(float(values[-1])) for name, values in main.scalars.items()} if main and has_steps else {}
+    last_step = int(main.steps[-1]) if main and has_steps else 0
     loss, tokens_per_s = (record.loss, record.tokens_per_s) if record else (None, None)
     return {
-        "step": record.step if record and not run.program else int(main.steps[-1]) if main and has_steps else 0,
+        "step": record.step if record and not run.program else last_step,
         "num_steps": run.count("train", "steps"),
         "loss": loss if loss is not None else last.get("loss_mean"),
         "eval": (record and record.eval) or (evals[-1] if evals else None),
@@ -190,7 +192,12 @@ def _error(folder: RunFolder, record: Record | None, history: History, status: s
     said = [(rank.rank, event) for rank in history.ranks.values() for event in rank.errors]
     if error is None and status not in ("failed", "died"):
         return None
-    rank, first = (error.rank, error) if error else said[-1] if said else (None, None)
+    rank: int | None = None
+    first: RecordedError | ErrorEvent | None = None
+    if error is not None:
+        rank, first = error.rank, error
+    elif said:
+        rank, first = said[-1]
     return {
         "type": first and first.type,
         "message": first and first.message,
@@ -249,11 +256,11 @@ def _heat(movement: Movement) -> list[dict[str, Any]]:
 
 def _samples(history: History) -> list[dict[str, Any]]:
     """Return at most twelve samples, spread evenly from first to last, each as prompt and continuation."""
-    found = list(history.main.samples.values()) if history.main else []
-    if len(found) > _MAX_SAMPLES:
-        found = [found[round(i * (len(found) - 1) / (_MAX_SAMPLES - 1))] for i in range(_MAX_SAMPLES)]
+    events = list(history.main.samples.values()) if history.main else []
+    if len(events) > _MAX_SAMPLES:
+        events = [events[round(i * (len(events) - 1) / (_MAX_SAMPLES - 1))] for i in range(_MAX_SAMPLES)]
     return [
-        {"step": event.step, "prompt": event.prompt, "text": event.text.removeprefix(event.prompt)} for event in found
+        {"step": event.step, "prompt": event.prompt, "text": event.text.removeprefix(event.prompt)} for event in events
     ]
 
 
@@ -282,7 +289,9 @@ def _config(run: RunFile) -> list[tuple[str, list[tuple[str, str, bool]]]]:
 
 
 def _plain(value: Any) -> str:
-    return "off" if value is None else value if isinstance(value, str) else json.dumps(value)
+    if value is None:
+        return "off"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _why_none(run: RunFile, section: str, history: History) -> str:

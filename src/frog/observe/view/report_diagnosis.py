@@ -64,7 +64,7 @@ class ShownDiagnosis:
 
     @property
     def advice_lines(self) -> list[str]:
-        """What to do, one after the other, as HTML."""
+        """The advice as HTML, step by step."""
         return [code_marked(line) for line in self.advice.splitlines()]
 
     @property
@@ -108,10 +108,10 @@ def source_roots(program: ProgramInfo | None) -> list[Path]:
 
 
 def _places(diagnosis: Diagnosis, roots: list[Path], num_ranks: int) -> list[ShownPlace]:
-    one = f"rank {diagnosis.rank}" if diagnosis.rank is not None else "the ranks"
+    culprit = f"rank {diagnosis.rank}" if diagnosis.rank is not None else "the ranks"
     others = "the other rank" if num_ranks == 2 else "the other ranks"
-    found = [(one, diagnosis.line), (others, diagnosis.peer_line)]
-    return [ShownPlace(who, place, source_of(place, roots)) for who, place in found if place]
+    places = [(culprit, diagnosis.line), (others, diagnosis.peer_line)]
+    return [ShownPlace(who, place, source_of(place, roots)) for who, place in places if place]
 
 
 def source_of(place: str, roots: list[Path]) -> list[SourceLine]:

@@ -25,13 +25,13 @@ def chart_sentences(history: History) -> dict[str, str]:
     if main is None or len(main.steps) < 4:
         return {}
     scalars = main.scalars
-    found = {
+    sentences = {
         "loss": _loss(scalars["loss_mean"], [event.loss for event in main.evals.values() if event.loss is not None]),
         "grad_norm": _norm(scalars["grad_norm"], main.steps.tolist()),
         "tokens_per_s": _throughput(scalars["tokens_per_s"], main.steps.tolist()),
         "memory_bytes": _memory({rank: own.scalars["memory_bytes"] for rank, own in history.ranks.items()}),
     }
-    return {name: said for name, said in found.items() if said}
+    return {name: sentence for name, sentence in sentences.items() if sentence}
 
 
 def _loss(losses: Floats, heldout: Sequence[float]) -> str:

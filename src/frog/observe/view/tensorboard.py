@@ -66,9 +66,9 @@ def _write_held_out(folder: Path, history: History, main: RankHistory) -> None:
     begin_s = history.segments[0].unix_ns / 1e9
     with _Writer(folder) as writer:
         for step, event in main.evals.items():
-            names = ("loss", "perplexity", "bits_per_byte")
-            values = {name: value for name in names if (value := getattr(event, name)) is not None}
-            writer.scalars(step, times_s.get(step, begin_s), values)
+            values = {"loss": event.loss, "perplexity": event.perplexity, "bits_per_byte": event.bits_per_byte}
+            known = {name: value for name, value in values.items() if value is not None}
+            writer.scalars(step, times_s.get(step, begin_s), known)
         for step, sample in main.samples.items():
             text = sample.prompt + sample.text.removeprefix(sample.prompt)
             writer.text(step, times_s.get(step, begin_s), "sample", text)

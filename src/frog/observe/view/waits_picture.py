@@ -48,8 +48,10 @@ def waits_text(groups: list[WaitingGroup]) -> str:
         ranks = [rank for other in group.waits_for for rank in groups[other].ranks]
         verb = "waits" if len(group.ranks) == 1 else "wait"
         waits = f" and {verb} for {span(sorted(ranks))}" if ranks else ""
-        is_in = f"{'is' if len(group.ranks) == 1 else 'are'} {group.what}" if group.what[:3] == "in " else group.what
-        lines.append(printable(f"{span(list(group.ranks))}: {is_in}{at}{waits}"))
+        what = group.what
+        if what.startswith("in "):
+            what = f"{'is' if len(group.ranks) == 1 else 'are'} {what}"
+        lines.append(printable(f"{span(list(group.ranks))}: {what}{at}{waits}"))
     return "\n".join(lines)
 
 
@@ -126,7 +128,9 @@ def _box(group: WaitingGroup, box: Box, waits: bool) -> str:
 
 
 def _arrow(start: Box, end: Box, wide: bool, *, is_mutual: bool, name: str) -> str:
-    shift = 9 if is_mutual and start.index < end.index else -9 if is_mutual else 0
+    shift = 0
+    if is_mutual:
+        shift = 9 if start.index < end.index else -9
     label = ""
     if wide and start.x != end.x:
         forward = start.x < end.x

@@ -78,7 +78,9 @@ def _layer(label: str) -> str:
 def _model_order(label: str) -> tuple[int, list[tuple[int, int, str]]]:
     """Return the sort key: embeddings, then layers by number, then the rest."""
     parts = label.split(".")
-    place = 0 if "embed" in label else 1 if any(part.isdigit() for part in parts) else 2
+    place = 1 if any(part.isdigit() for part in parts) else 2
+    if "embed" in label:
+        place = 0
     return place, [_part_order(part) for part in parts]
 
 
@@ -106,7 +108,8 @@ def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[tuple[str,
         except CheckpointError as error:
             yield name, math.inf, error.what
             continue
-        if (difference := _tensor_difference(left, right, name.startswith(_SQUARES))) is not None:
+        difference = _tensor_difference(left, right, name.startswith(_SQUARES))
+        if difference is not None:
             yield name, *difference
 
 
