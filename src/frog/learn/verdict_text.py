@@ -149,6 +149,6 @@ def hint_lines(exercise: Exercise, work: Work, style: Style) -> list[str]:
         for number, text in enumerate(exercise.manifest.hints[: work.hints], 1)
         for line in style.wrap(text, indent=0, first=f"hint {number} of 3: ")
     ]
-    found = max(work.rejected.items(), key=lambda item: item[1].last, default=None)
-    known = exercise.misconception(found[0]) if found and work.passed is None else None
+    last = max(work.rejected, key=lambda id: work.rejected[id].last, default=None)
+    known = exercise.misconception(last) if last is not None and work.passed is None else None
     return [*style.wrap(known.question, indent=0, first="your last check: "), *lines] if known else lines

@@ -594,7 +594,7 @@ def test_campaign_table_contains_all_finished_trials(tmp_path: Path) -> None:
     campaign = Campaign(setting, 3, 7, tmp_path / "table.txt", "kill,corrupt", num_faults=3)
     found = Diagnosis("kill", "", rank=1, step=3, phase="reduce")
     campaign.verdicts += [
-        Verdict(KILL, 1, seconds=9.0, code=0, left_s=2.0, found=found, from_step=2, recovered=True),
+        Verdict(KILL, 1, seconds=9.0, code=0, left_s=2.0, diagnosis=found, from_step=2, recovered=True),
         Verdict(CORRUPT, 0, seconds=11.0, code=137, left_s=4.5, problems=["weights differ"]),
     ]
     table = campaign.table()

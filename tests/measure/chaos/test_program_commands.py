@@ -13,7 +13,7 @@ import torch
 from frog.cli import main
 from frog.core.errors import LaunchError
 from frog.measure.chaos import program
-from frog.measure.chaos.resume_test import _verdict
+from frog.measure.chaos.resume_test import comparison_lines
 from frog.train.checkpoint.foreign import Difference
 
 Launch = Callable[[int, Sequence[str], Path], int]
@@ -203,13 +203,13 @@ def test_verdict_shows_the_ten_largest_differences_and_how_many_more() -> None:
         missing=[f"m{number}" for number in range(11)],
         other=[f"o{number}" for number in range(11)],
     )
-    lines = _verdict(found, Path("a"), Path("b"))
+    lines = comparison_lines(found, Path("a"), Path("b"))
     assert lines[0] == "a and b: 3 of 26 tensors are equal"
     assert lines[1:11] == [f"  w{number} differs by up to {number}" for number in range(11, 1, -1)]
     assert lines[11:21] == [f"  m{number} is in only one of them" for number in range(10)]
     assert lines[21:23] == ["  and 3 more", f"  other values that differ, not counted: {', '.join(found.other[:10])}"]
     assert lines[23].startswith("failed")
     assert len(lines) == 24
-    assert _verdict(Difference(num_equal=3), Path("a"), Path("b"))[1:] == [
+    assert comparison_lines(Difference(num_equal=3), Path("a"), Path("b"))[1:] == [
         "passed: the resumed run ends where the undisturbed one does"
     ]

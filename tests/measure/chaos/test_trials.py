@@ -64,7 +64,7 @@ def test_world_must_end_with_an_error_in_time_unless_it_restarts(
     trial._check_end(verdict, SETTING, RunFolder(tmp_path), launch, 1000.0)
     assert verdict.problems == expected
     assert verdict.left_s == (took_s if fault is KILL else None)
-    assert (verdict.found is found) == diagnosed
+    assert (verdict.diagnosis is found) == diagnosed
 
 
 def test_world_that_restarts_has_ended_when_the_next_begins(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_trial_resumes_a_world_that_failed_and_collects_all_problems(
     assert launched == expected
     assert verdict.problems == problems
     assert (verdict.code, verdict.output) == (code, "said 1;said 2;" if again is not None else "said 1;")
-    assert (verdict.recovered, verdict.found) == (True, found if met else None)
+    assert (verdict.recovered, verdict.diagnosis) == (True, found if met else None)
     assert verdict.from_step == (2 if met and kind == "kill" else None)
     how = ("resumed", "restarted")[restarts]
     assert verdict.continuation == ("" if verdict.from_step is None else f"{how} at step 2")
@@ -139,7 +139,7 @@ def test_trial_resumes_a_world_that_failed_and_collects_all_problems(
 
 def test_trial_that_has_not_run_claims_nothing() -> None:
     verdict = Verdict(KILL, 0)
-    assert (verdict.seconds, verdict.code, verdict.left_s, verdict.found, verdict.from_step) == (
+    assert (verdict.seconds, verdict.code, verdict.left_s, verdict.diagnosis, verdict.from_step) == (
         0,
         None,
         None,
@@ -152,8 +152,8 @@ def test_trial_that_has_not_run_claims_nothing() -> None:
 def test_diagnosis_is_shown_with_the_fields_that_it_has() -> None:
     assert Verdict(KILL, 0).seen == ""
     found = Diagnosis("kill", "", rank=0, step=0, phase="data")
-    assert Verdict(KILL, 0, found=found).seen == "kill rank=0 step=0 phase=data"
-    assert Verdict(KILL, 0, found=Diagnosis("none", "", step=3)).seen == "none step=3"
+    assert Verdict(KILL, 0, diagnosis=found).seen == "kill rank=0 step=0 phase=data"
+    assert Verdict(KILL, 0, diagnosis=Diagnosis("none", "", step=3)).seen == "none step=3"
 
 
 # ---- a campaign ------------------------------------------------------------------------------------------------------

@@ -112,12 +112,12 @@ def _facts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 
 def _entries() -> list[dict[str, Any]]:
     """Return the entries of gloo's and NCCL's flight recorders, in order of time."""
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(torch._C._distributed_c10d, name, None)
         recorded = json.loads(dump(True, False) or "{}") if dump else {}
-        found += recorded.get("entries") or []
-    return sorted(found, key=lambda entry: int(entry.get("time_created_ns") or 0))
+        entries += recorded.get("entries") or []
+    return sorted(entries, key=lambda entry: int(entry.get("time_created_ns") or 0))
 
 
 def _owner(entry: dict[str, Any], timed: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -62,8 +62,8 @@ def meetings_of(result: CellResult) -> list[Meeting]:
                 together.setdefault((call.group, "", call.seq, call.op), {})[rank] = call
     times = [call.end_ns or call.start_ns for own in result.ranks.values() if own.answer for call in own.answer.calls]
     limit = max(times, default=0)
-    found = [_meeting(channel, calls, result, limit) for (_, channel, _, _), calls in together.items()]
-    return sorted(found, key=lambda meeting: meeting.start_ns)
+    meetings = [_meeting(channel, calls, result, limit) for (_, channel, _, _), calls in together.items()]
+    return sorted(meetings, key=lambda meeting: meeting.start_ns)
 
 
 def _meeting(channel: str, calls: dict[int, Call], result: CellResult, limit_ns: int) -> Meeting:
@@ -131,27 +131,45 @@ def as_svg(result: CellResult) -> str:
     meetings = meetings_of(result)[:_MOST_DRAWN]
     if not meetings:
         return f"<p>cell {result.number} had no collective</p>"
-    ranks = list(range(result.world_size))
     start, end = min(m.start_ns for m in meetings), max(m.end_ns for m in meetings)
     span = max(1, end - start)
-    base = _TOP + _LANE * len(ranks)
-    height = base + 34
+    base = _TOP + _LANE * result.world_size
 
     def x(at_ns: int) -> float:
         return _LEFT + (at_ns - start) / span * (_WIDTH - _LEFT - 12)
 
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {height}" width="100%" style="max-width:{_WIDTH}px;min-width:560px" role="img" '
+        f'<svg viewBox="0 0 {_WIDTH} {base + 34}" width="100%" style="max-width:{_WIDTH}px;min-width:560px" role="img" '
         f'aria-label="Collectives of cell {result.number} by rank and time" font-family="system-ui,sans-serif" '
-        'font-size="12" fill="currentColor">'
+        'font-size="12" fill="currentColor">',
+        *_lanes_svg(result.world_size),
+        *_meetings_svg(meetings, x),
+        *_ticks_svg(span, base, lambda tick_ns: x(start + tick_ns)),
     ]
-    for rank in ranks:
+    legend = "pale: waiting for the others; full: the exchange; dashed: never ended"
+    return (
+        f'{STYLE}<div class="frog-ranks"><div style="overflow-x:auto;font-family:system-ui,sans-serif;font-size:13px">'
+        f"{''.join(parts)}</svg></div>"
+        f'<div style="font-family:system-ui,sans-serif;font-size:13px;opacity:.85">{legend}</div>'
+        f"{_list_html(meetings)}</div>"
+    )
+
+
+def _lanes_svg(world_size: int) -> list[str]:
+    parts = []
+    for rank in range(world_size):
         middle = _TOP + _LANE * rank + _LANE / 2
         parts.append(f'<text x="4" y="{middle + 4:.0f}">rank {rank}</text>')
         parts.append(
             f'<line x1="{_LEFT}" y1="{middle}" x2="{_WIDTH - 12}" y2="{middle}" stroke="currentColor" '
             'stroke-opacity=".25"/>'
         )
+    return parts
+
+
+def _meetings_svg(meetings: Sequence[Meeting], x: Callable[[int], float]) -> list[str]:
+    """Draw the bars of each collective, and its number and name above where these have room."""
+    parts: list[str] = []
     free_x = 0.0
     for number, meeting in enumerate(meetings, start=1):
         said = f"{number}. {meeting.label}"
@@ -162,29 +180,36 @@ def as_svg(result: CellResult) -> str:
         parts.append(f"<g><title>{html.escape(f'{number}. {describe(meeting)}')}</title>")
         parts += _bars(meeting, x)
         parts.append("</g>")
-    for tick_ns in _ticks(span):
-        place = x(start + tick_ns)
-        anchor = "start" if tick_ns == 0 else "end" if place > _WIDTH - 40 else "middle"
+    return parts
+
+
+def _ticks_svg(span_ns: int, base: int, x: Callable[[int], float]) -> list[str]:
+    """Draw the times below the lanes. x: the place of a time since the first collective began."""
+    parts = []
+    for tick_ns in _ticks(span_ns):
+        place = x(tick_ns)
+        anchor = "end" if place > _WIDTH - 40 else "middle"
+        if tick_ns == 0:
+            anchor = "start"
         said = time_text(tick_ns).replace(".0 ", " ") if tick_ns else "0"
         parts.append(f'<text x="{place:.1f}" y="{base + 18}" text-anchor="{anchor}" opacity=".8">{said}</text>')
         parts.append(
             f'<line x1="{place:.1f}" y1="{base}" x2="{place:.1f}" y2="{base + 5}" stroke="currentColor" '
             'stroke-opacity=".5"/>'
         )
+    return parts
+
+
+def _list_html(meetings: Sequence[Meeting]) -> str:
+    """Return the collectives in order; closed at first if there are many."""
     items = "".join(f"<li>{html.escape(describe(meeting))}</li>" for meeting in meetings)
     listed = (
         f'<ol style="font-family:system-ui,sans-serif;font-size:13px;margin:6px 0 0;padding-left:28px">{items}</ol>'
     )
     if len(meetings) > _MOST_LISTED:
         closed = f'<summary style="cursor:pointer">the {len(meetings)} in order, with their times</summary>'
-        listed = f'<details style="font-family:system-ui,sans-serif;font-size:13px">{closed}{listed}</details>'
-    legend = "pale: waiting for the others; full: the exchange; dashed: never ended"
-    return (
-        f'{STYLE}<div class="frog-ranks"><div style="overflow-x:auto;font-family:system-ui,sans-serif;font-size:13px">'
-        f"{''.join(parts)}</svg></div>"
-        f'<div style="font-family:system-ui,sans-serif;font-size:13px;opacity:.85">{legend}</div>'
-        f"{listed}</div>"
-    )
+        return f'<details style="font-family:system-ui,sans-serif;font-size:13px">{closed}{listed}</details>'
+    return listed
 
 
 def _ticks(span_ns: int) -> list[int]:

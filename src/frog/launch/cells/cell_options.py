@@ -85,10 +85,10 @@ def parse_line(line: str) -> CellOptions:
     """
     ranks, rest = split_ranks(line)
     words: list[str] = []
-    while (found := _OPTION.match(rest)) is not None:
-        words.append(found[1])
-        rest = rest[found.end() :]
-        if found[1] not in _FLAGS and rest:
+    while (match := _OPTION.match(rest)) is not None:
+        words.append(match[1])
+        rest = rest[match.end() :]
+        if match[1] not in _FLAGS and rest:
             value, rest = _first_word(rest)
             words.append(value)
     parser = _Parser(prog="%%ranks", add_help=False, allow_abbrev=False)
@@ -101,18 +101,18 @@ def parse_line(line: str) -> CellOptions:
 
 def _first_word(text: str) -> tuple[str, str]:
     """Split off the first word, which may be in quotes."""
-    found = re.match(r"""\s*("[^"]*"|'[^']*'|\S+)""", text)
-    if found is None:
+    match = re.match(r"""\s*("[^"]*"|'[^']*'|\S+)""", text)
+    if match is None:
         return "", ""
-    return shlex.split(found[1])[0] if found[1] else "", text[found.end() :]
+    return shlex.split(match[1])[0] if match[1] else "", text[match.end() :]
 
 
 def split_ranks(line: str) -> tuple[tuple[int, ...] | None, str]:
     """Split `[0,2] code` into the ranks and the rest; the ranks are None if the line does not begin with brackets."""
-    found = _RANKS.match(line)
-    if found is None:
+    match = _RANKS.match(line)
+    if match is None:
         return None, line
-    return parse_ranks(found[1]), line[found.end() :].lstrip(" ")
+    return parse_ranks(match[1]), line[match.end() :].lstrip(" ")
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ def cell_path(folder: Path, number: int) -> Path:
 
 def place_text(path: str, line: int) -> str:
     """Return a line of a cell as `cell 3, line 2`; of another file as `file.py:2`."""
-    found = CELL_FILE.search(path)
-    return f"cell {found[1]}, line {line}" if found else f"{path}:{line}"
+    match = CELL_FILE.search(path)
+    return f"cell {match[1]}, line {line}" if match else f"{path}:{line}"
 
 
 def with_places(text: str) -> str:
     """Replace the paths of cells in a text."""
-    return _PLACE.sub(lambda found: f"cell {found[1]}, line {found[2]}", text)
+    return _PLACE.sub(lambda match: f"cell {match[1]}, line {match[2]}", text)

@@ -54,18 +54,18 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 def groups_of(result: CellResult) -> list[Group]:
     """Return the results of a cell, folded: ranks with equal output, value and error share a group."""
-    found: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     for rank, own in sorted(result.ranks.items()):
         error = _error_lines(own, result)
         value = own.answer.value if own.answer is not None else None
         digests = [fact.digest for fact in own.answer.tensors] if own.answer is not None else []
         output = plain(own.output)
         key = repr((output, value, error, own.state, digests))
-        if key in found:
-            found[key].ranks.append(rank)
+        if key in groups:
+            groups[key].ranks.append(rank)
         else:
-            found[key] = Group([rank], output, value, error, own.state)
-    return list(found.values())
+            groups[key] = Group([rank], output, value, error, own.state)
+    return list(groups.values())
 
 
 def plain(text: str) -> str:

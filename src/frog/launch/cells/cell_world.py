@@ -327,16 +327,16 @@ class CellWorld:
         """
         number = next(iter(requests.values())).number if requests else 0
         awaited = {rank for rank, request in requests.items() if self._send([rank], request)}
-        found: dict[int, Answer] = {}
+        answered: dict[int, Answer] = {}
         until_s = time.monotonic() + timeout_s
         while awaited and time.monotonic() < until_s:
             answers, gone = self._receive(_TICK_S)
-            found |= {rank: answer for rank, answer in answers.items() if answer.number == number}
-            awaited -= gone | found.keys()
+            answered |= {rank: answer for rank, answer in answers.items() if answer.number == number}
+            awaited -= gone | answered.keys()
             if awaited <= optional:
                 until_s = min(until_s, time.monotonic() + _STUCK_S)
                 optional = frozenset()
-        return found
+        return answered
 
     def get(self, expression: str, ranks: Sequence[int] | None = None) -> dict[int, object]:
         """Return the value of an expression on ranks (default: all), by rank.
@@ -576,7 +576,7 @@ def _kept_and_lost(
     notes += [f"kept on {name_ranks(ranks)}: {', '.join(own)}" for own, ranks in by_names.items() if own]
     by_loss: dict[str, list[int]] = {}
     for rank in sorted(names):
-        reasons = [*(saved[rank].lost if rank in saved else []), *(loaded[rank].lost if rank in loaded else [])]
+        reasons = [reason for answers in (saved, loaded) if rank in answers for reason in answers[rank].lost]
         named = {reason.split(" (")[0] for reason in reasons}
         gone = [name for name in names[rank] if name not in kept.get(rank, []) and name not in named]
         if losses := ", ".join([*gone, *reasons]):

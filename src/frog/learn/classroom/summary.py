@@ -194,12 +194,12 @@ def drills(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
     """Return each learner's number of drills, and the scores of the first and the last one."""
     taken = [(name, report.export.drills) for name, report in named if report.export.drills]
     return [
-        {"name": name, "times": len(found), "first": _found(found[0]), "last": _found(found[-1]) if found[1:] else ""}
-        for name, found in taken
+        {"name": name, "times": len(own), "first": _score(own[0]), "last": _score(own[-1]) if own[1:] else ""}
+        for name, own in taken
     ]
 
 
-def _found(drill: DrillResult) -> str:
+def _score(drill: DrillResult) -> str:
     return f"{drill.right} of 3 ({drill.fault})"
 
 

@@ -89,8 +89,8 @@ class ShownCommand:
 
     def _descendants(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
-            found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
-            return found
+            descendants: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
+            return descendants
         return []
 
     def _read(self) -> None:

@@ -251,7 +251,7 @@ def diagnosis_problems(fault: Fault, diagnosis: Diagnosis, oracle: Oracle) -> li
     return problems + _collective_problems(fault, diagnosis, oracle)
 
 
-def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
+def _collective_problems(fault: Fault, diagnosis: Diagnosis, oracle: Oracle) -> list[str]:
     """Check that the diagnosis names the collective that a rank altered, or in which other ranks waited for it."""
     kind = KINDS[fault.kind]
     if kind.collective is not None:
@@ -259,9 +259,9 @@ def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list
         op = place.alterable if place else None
         if kind.collective == "added":
             op = "all_reduce"
-        reported = (found.collective or "").partition(" ")[0]
-        return [] if reported == op else [f"diagnosis: collective {found.collective}, not {op}"]
+        reported = (diagnosis.collective or "").partition(" ")[0]
+        return [] if reported == op else [f"diagnosis: collective {diagnosis.collective}, not {op}"]
     some_are_left = not kind.of_node or len(set(oracle.node_of.values())) > 1
-    if kind.peers_wait and some_are_left and found.collective is None and oracle.next_collective(fault) is not None:
+    if kind.peers_wait and some_are_left and diagnosis.collective is None and oracle.next_collective(fault) is not None:
         return ["diagnosis: no collective, although others waited in one"]
     return []

@@ -63,7 +63,7 @@ def resume_test(
     )
     moved = [aside if file == checkpoints else aside / file.relative_to(checkpoints) for file in files]
     comparison = compare(aside, checkpoints, moved)
-    print("\n".join(_verdict(comparison, aside, checkpoints)))
+    print("\n".join(comparison_lines(comparison, aside, checkpoints)))
     return int(not comparison.is_equal)
 
 
@@ -73,17 +73,17 @@ def _step(number: int, what: str, code: int, must_end_well: bool = False) -> Non
         raise UsageError(f"the undisturbed run failed with exit code {code}", "frog diagnose latest")
 
 
-def _verdict(found: Difference, aside: Path, checkpoints: Path) -> list[str]:
+def comparison_lines(difference: Difference, aside: Path, checkpoints: Path) -> list[str]:
     """Describe the comparison in lines."""
-    total = found.num_equal + len(found.different) + len(found.missing)
-    lines = [f"{aside} and {checkpoints}: {found.num_equal} of {total} tensors are equal"]
-    largest = sorted(found.different.items(), key=lambda item: -item[1])
+    total = difference.num_equal + len(difference.different) + len(difference.missing)
+    lines = [f"{aside} and {checkpoints}: {difference.num_equal} of {total} tensors are equal"]
+    largest = sorted(difference.different.items(), key=lambda item: -item[1])
     lines += [f"  {name} differs by up to {size:.3g}" for name, size in largest[:_MOST_SHOWN]]
-    lines += [f"  {name} is in only one of them" for name in found.missing[:_MOST_SHOWN]]
-    hidden = max(0, len(largest) - _MOST_SHOWN) + max(0, len(found.missing) - _MOST_SHOWN)
+    lines += [f"  {name} is in only one of them" for name in difference.missing[:_MOST_SHOWN]]
+    hidden = max(0, len(largest) - _MOST_SHOWN) + max(0, len(difference.missing) - _MOST_SHOWN)
     lines += [f"  and {hidden} more"] if hidden else []
-    if found.other:
-        lines.append(f"  other values that differ, not counted: {', '.join(found.other[:_MOST_SHOWN])}")
-    if found.is_equal:
+    if difference.other:
+        lines.append(f"  other values that differ, not counted: {', '.join(difference.other[:_MOST_SHOWN])}")
+    if difference.is_equal:
         return [*lines, "passed: the resumed run ends where the undisturbed one does"]
     return [*lines, _FAILED]

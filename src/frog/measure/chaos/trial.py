@@ -62,7 +62,7 @@ class Verdict:
     code: int | None = None
     left_s: float | None = None
     """Time from the fault to the end of the world in which it occurred."""
-    found: Diagnosis | None = None
+    diagnosis: Diagnosis | None = None
     from_step: int | None = None
     """Step at which the next world resumed."""
     recovered: bool = False
@@ -77,7 +77,8 @@ class Verdict:
     @property
     def seen(self) -> str:
         """The diagnosis, for the table."""
-        if (diagnosis := self.found) is None:
+        diagnosis = self.diagnosis
+        if diagnosis is None:
             return ""
         fields = {"rank": diagnosis.rank, "step": diagnosis.step, "phase": diagnosis.phase}
         return " ".join([diagnosis.fault, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
@@ -118,8 +119,8 @@ def run_trial(setting: Setting, verdict: Verdict, name: str, oracle: Oracle) -> 
         wrong += resume_problems(fault, folder)
         verdict.from_step = resumed_from(folder)
     if met:
-        verdict.found = verdict.found or diagnose(folder)
-        verdict.problems += diagnosis_problems(fault, verdict.found, oracle)
+        verdict.diagnosis = verdict.diagnosis or diagnose(folder)
+        verdict.problems += diagnosis_problems(fault, verdict.diagnosis, oracle)
     wrong += [f"left behind: {path.name}" for path in folder.unfinished_checkpoints()]
     verdict.seconds = time.monotonic() - start_s
     verdict.problems += wrong
@@ -140,7 +141,7 @@ def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: La
     if must_fail:
         verdict.problems += word_problems(fault, verdict.output)
         if folder.path.exists():
-            verdict.found = diagnose(folder)
+            verdict.diagnosis = diagnose(folder)
 
 
 def word_problems(fault: Fault, output: str) -> list[str]:

@@ -28,7 +28,8 @@ def judge_loss(seen: Observed) -> Finding | None:
             return Finding(finding.id, where + finding.observed)
     if seen.left:
         return Finding("left-over", f"{where}rank {seen.left[0]} ended and left a running process behind.")
-    named = {rank: end.lost for rank in survivors(seen) if (end := seen.ends[rank]).lost is not None}
+    lost = {rank: seen.ends[rank].lost for rank in survivors(seen)}
+    named = {rank: other for rank, other in lost.items() if other is not None}
     if named and not _names_it(fault, named):
         said = ", ".join(f"rank {rank} named {lost}" for rank, lost in named.items())
         return Finding("wrong-loss", f"{where}{said}.")

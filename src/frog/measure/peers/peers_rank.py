@@ -64,7 +64,8 @@ class Bench:
                     for name, group in self._groups.items()
                 }
                 counted = 4 * _elements(num_bytes, self._world.size)
-                rows += [Row(operation, counted, name, *found) for name, found in self._medians(calls).items()]
+                medians = self._medians(calls)
+                rows += [Row(operation, counted, name, time_s, rounds) for name, (time_s, rounds) in medians.items()]
         return rows
 
     def limits(self) -> list[Limit]:
@@ -91,7 +92,7 @@ class Bench:
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 times[name].append(self._turn_s(calls[name], repeats[name]))
-        return {name: (statistics.median(found), rounds) for name, found in times.items()}
+        return {name: (statistics.median(times_s), rounds) for name, times_s in times.items()}
 
     def _first_s(self, call: Callable[[], object]) -> float:
         """Time a single call, to choose the number of calls per turn."""

@@ -113,8 +113,12 @@ def _rows(result: Result, operation: str) -> list[dict[str, Any]]:
             "algbw": f"{row.algorithm_bytes_per_s / 1e9:.3f}",
             "busbw": f"{row.bus_bytes_per_s(result.num_ranks) / 1e9:.3f}",
             "share": f"{result.share_of_limit(row):.1%}",
-            "times": "" if (times := result.times_gloo(row)) is None else f"{times:.2f}",
+            "times": _times_text(result.times_gloo(row)),
         }
         for row in result.rows
         if row.operation == operation
     ]
+
+
+def _times_text(times: float | None) -> str:
+    return "" if times is None else f"{times:.2f}"
