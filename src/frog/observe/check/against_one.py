@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -145,62 +145,85 @@ def against_one(many: dict[int, RankRecord], one: RankRecord, rounded: RankRecor
     return against
 
 
+class _Steps(NamedTuple):
+    """The same step in the three runs."""
+
+    ranks: dict[int, Step]
+    alone: Step
+    changed: Step
+    """On one rank, with changed weights."""
+
+
 def _compare_step(against: Against, index: int) -> bool:
     """Compare a step; False if it is the last one that can be compared."""
     ranks = {rank: record.steps[index] for rank, record in against.many.items()}
-    alone, third_step = against.one.steps[index], against.rounded.steps[index]
-    if rows_of(alone) != rows_of(third_step):
+    steps = _Steps(ranks, against.one.steps[index], against.rounded.steps[index])
+    if rows_of(steps.alone) != rows_of(steps.changed):
         against.ended = "two runs on one rank draw different samples: the program's seed is not fixed"
         return False
     kinds: tuple[Kind, ...] = ("output", "gradient", "weight")
     if index == 0:
-        every = (each for kind in kinds for each in _pairs(against, kind, ranks, alone, third_step))
-        changes = [_change(third, whole) for _, _, whole, third in every]
+        pairs = (pair for kind in kinds for pair in _pairs(against, kind, steps))
+        changes = [_change(third, whole) for _, _, whole, third in pairs]
         if changes and not any(changes):
             against.ended = "the third run computed the same numbers: its weights could not be changed"
             return False
-    least = LEAST_SHARE * math.sqrt(math.fsum(each.square or 0.0 for each in alone.gradient_sums if each is not None))
-    for kind in kinds if index else ("start", *kinds):
-        compared = []
-        pairs = list(_pairs(against, kind, ranks, alone, third_step))
-        changes = [_change(third, whole) for _, _, whole, third in pairs]
-        if kind == "weight":  # Adam's step for a gradient near zero depends on rounding: in any tensor, but in few
-            against.noise = max(against.noise, *(change for change in changes if change <= _LOST), 0.0)
-        for (name, parts, whole, _), change in zip(pairs, changes, strict=True):
-            if kind == "start" and change > _LOST:
-                against.ended = f"two runs on one rank begin with another {name}: the program sets its seed too late"
-                return False
-            if kind == "gradient" and change > _LOST and math.sqrt(whole.square or 0.0) < least:
-                against.skipped.add(name)  # rounding is all of it, as of the bias of a key, which no softmax depends on
-                continue
-            if kind in ("output", "gradient"):  # what one changes, those that use it change too
-                against.noise = max(against.noise, change)
-                if against.noise > _LOST:
-                    against.ended = f"in step {against.step}, rounding alone changes {name} by {against.noise:.0%}"
-                    return False
-            each = _compare(kind, name, parts, whole, 0.0 if kind == "start" else against.noise)
-            if each is None or change > _LOST:
-                against.skipped.add(name)
-                continue
-            compared.append(each)
-            if each.differs and kind == "output":
-                break  # all later modules use it
-        if kind == "gradient":
-            compared += _clipping_norms(ranks, alone, third_step, against.noise)
-        against.counts[kind] += len(compared)  # a kind that was left before its end does not count
-        different = [each for each in compared if each.differs]
-        if different:
-            against.first, against.others = different[0], compared
+        kinds = ("start", *kinds)
+    return all(_compare_kind(against, kind, steps) for kind in kinds)
+
+
+def _compare_kind(against: Against, kind: Kind, steps: _Steps) -> bool:
+    """Compare the tensors of a kind in a step; False if nothing after them can be compared."""
+    compared = []
+    pairs = list(_pairs(against, kind, steps))
+    changes = [_change(third, whole) for _, _, whole, third in pairs]
+    if kind == "weight":  # Adam's step for a gradient near zero depends on rounding: in any tensor, but in few
+        against.noise = max(against.noise, *(change for change in changes if change <= _LOST), 0.0)
+    for (name, parts, whole, _), change in zip(pairs, changes, strict=True):
+        if kind == "start" and change > _LOST:
+            against.ended = f"two runs on one rank begin with another {name}: the program sets its seed too late"
             return False
-        shares = (each.difference / each.allowed for each in compared if each.allowed)
-        against.closest = max(against.closest, max(shares, default=0.0))
+        if kind == "gradient" and change > _LOST and math.sqrt(whole.square or 0.0) < _least_norm(steps.alone):
+            against.skipped.add(name)  # rounding is all of it, as of the bias of a key, which no softmax depends on
+            continue
+        if kind in ("output", "gradient"):  # what one changes, those that use it change too
+            against.noise = max(against.noise, change)
+            if against.noise > _LOST:
+                against.ended = f"in step {against.step}, rounding alone changes {name} by {against.noise:.0%}"
+                return False
+        each = _compare(kind, name, parts, whole, 0.0 if kind == "start" else against.noise)
+        if each is None or change > _LOST:
+            against.skipped.add(name)
+            continue
+        compared.append(each)
+        if each.differs and kind == "output":
+            break  # all later modules use it
+    if kind == "gradient":
+        compared += _clipping_norms(steps, against.noise)
+    against.counts[kind] += len(compared)  # a kind that was left before its end does not count
+    return _all_agree(against, compared)
+
+
+def _least_norm(step: Step) -> float:
+    """Return the norm below which a gradient is too small a share of all gradients to be compared."""
+    return LEAST_SHARE * math.sqrt(math.fsum(sums.square or 0.0 for sums in step.gradient_sums if sums is not None))
+
+
+def _all_agree(against: Against, compared: list[Compared]) -> bool:
+    """Note the first tensor that differs, or else how close the closest one was to it."""
+    different = [each for each in compared if each.differs]
+    if different:
+        against.first, against.others = different[0], compared
+        return False
+    shares = (each.difference / each.allowed for each in compared if each.allowed)
+    against.closest = max(against.closest, max(shares, default=0.0))
     return True
 
 
-def _clipping_norms(ranks: dict[int, Step], alone: Step, changed: Step, noise: float) -> list[Compared]:
+def _clipping_norms(steps: _Steps, noise: float) -> list[Compared]:
     """Compare the norms that were larger than the limit: clipping hides a factor between all gradients."""
-    ours, third = _clips(alone), _clips(changed)
-    theirs = [_clips(step) for step in ranks.values()]
+    ours, third = _clips(steps.alone), _clips(steps.changed)
+    theirs = [_clips(step) for step in steps.ranks.values()]
     if len({len(each) for each in (ours, third, *theirs)}) > 1:
         return []
     compared = []
@@ -223,24 +246,29 @@ def _clips(step: Step) -> list[Call]:
 _Pair = tuple[str, list[Sums], Sums, Sums]
 
 
-def _pairs(against: Against, kind: Kind, ranks: dict[int, Step], alone: Step, changed: Step) -> Iterator[_Pair]:
+def _pairs(against: Against, kind: Kind, steps: _Steps) -> Iterator[_Pair]:
     """Yield the tensors of a kind in the order of the run on one rank: name, parts on the ranks, whole, third run."""
     if kind == "output":
-        stages = any(step.messages for step in ranks.values())
-        for name, whole in alone.outputs.items():
-            if stages and name.startswith(WHOLE):  # each stage of a pipeline has another model
-                continue
-            parts = [step.outputs[name] for step in ranks.values() if name in step.outputs]
-            third = changed.outputs.get(name)
-            if parts and third is not None and not any(_is_below(name, each) for each in against.own):
-                yield name, parts, whole, third
+        yield from _outputs(against, steps)
         return
-    ours, third_ones = _named(against.one, alone, kind), _named(against.rounded, changed, kind)
-    theirs = [_named(against.many[rank], step, kind) for rank, step in ranks.items()]
+    ours, third_ones = _named(against.one, steps.alone, kind), _named(against.rounded, steps.changed, kind)
+    theirs = [_named(against.many[rank], step, kind) for rank, step in steps.ranks.items()]
     for name, whole in ours.items():
         parts = [each[name] for each in theirs if name in each]
         if parts and name in third_ones and name not in against.own:
             yield name, parts, whole, third_ones[name]
+
+
+def _outputs(against: Against, steps: _Steps) -> Iterator[_Pair]:
+    """Yield the outputs of modules that are not one rank's own."""
+    has_stages = any(step.messages for step in steps.ranks.values())
+    for name, whole in steps.alone.outputs.items():
+        if has_stages and name.startswith(WHOLE):  # each stage of a pipeline has another model
+            continue
+        parts = [step.outputs[name] for step in steps.ranks.values() if name in step.outputs]
+        third = steps.changed.outputs.get(name)
+        if parts and third is not None and not any(_is_below(name, parameter) for parameter in against.own):
+            yield name, parts, whole, third
 
 
 def _named(record: RankRecord, step: Step, kind: Kind) -> dict[str, Sums]:

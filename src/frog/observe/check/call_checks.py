@@ -7,7 +7,7 @@ from itertools import takewhile
 from frog.observe.check.comparison import Comparison, Moment, NotObservable
 from frog.observe.check.gradient_makeup import LOSSES, is_plain_mean
 from frog.observe.check.makeup_checks import micro_batches_added, sample_rows, sum_not_divided
-from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Place, Step
+from frog.observe.check.rank_records import MEAN, Backward, Call, Node, Place, RankRecord, Step
 from frog.observe.check.reduction_checks import half_sums
 from frog.observe.check.rule import Broken, Rule
 
@@ -24,47 +24,64 @@ def losses_of_micro_batches(case: Comparison) -> Broken | None:
     seen = False
     for record in case.records.values():
         for step in record.steps:
-            if step.gradients is None or len(step.backwards) < 2:
+            if not _adds_micro_batches(case, record, step):
                 continue
-            lines = {backward.line for backward in step.backwards}
-            if len(lines) > 1 or step.stale or not all(backward.adds for backward in step.backwards[1:]):
-                continue
-            rows = sample_rows(case, record, step)
-            if len(rows) > 1 and all(each == rows[0] for each in rows):
-                continue  # several losses of the same samples, which are meant to be added
             seen = True
-            count = len(step.backwards)
-            if all(_divisors(backward).count(float(count)) > 1 for backward in step.backwards):
-                return Broken(
-                    f"step {step.step} divides the loss of each of {count} micro-batches by {count} twice",
-                    "likely" if count > 2 else "possible",
-                    "divide once: `accelerator.backward`, Lightning and other trainers do it themselves",
-                    step=step.step,
-                    ranks=(record.rank,),
-                    line=_line_of_loss(step),
-                )
-            if not all(is_plain_mean(backward) for backward in step.backwards):
-                continue
-            bits = step.backwards[-1].bits.get(step.optimizer)
-            used = [None if each is None else each.bits for each in step.gradients]
-            clips = [call for call in step.calls if call.call == "clip"]
-            if bits is None or (bits != used and not (len(clips) == 1 and clips[0].untouched)):
-                continue  # they may have been divided after the backward
-            return Broken(
-                f"step {step.step} adds the gradients of {count} micro-batches at {step.backwards[0].line}; each "
-                f"loss is a mean over its micro-batch and none is divided by {count}: the gradients are {count} "
-                "times those of the whole batch",
-                "likely",
-                f"`(loss / {count}).backward()`, or divide the gradients before the step. With Adam the step is "
-                "about the same, but clipping and weight decay are not",
-                step=step.step,
-                ranks=(record.rank,),
-                line=_line_of_loss(step),
-            )
+            broken = _divided_twice(record, step) or _never_divided(record, step)
+            if broken is not None:
+                return broken
     broken = micro_batches_added(case)
     if broken is None and not seen:
         raise NotObservable("no step had several micro-batches")
     return broken
+
+
+def _adds_micro_batches(case: Comparison, record: RankRecord, step: Step) -> bool:
+    """True if a step adds the gradients of several backward passes of one line, each of samples of its own."""
+    if step.gradients is None or len(step.backwards) < 2:
+        return False
+    lines = {backward.line for backward in step.backwards}
+    if len(lines) > 1 or step.stale or not all(backward.adds for backward in step.backwards[1:]):
+        return False
+    rows = sample_rows(case, record, step)
+    # several losses of the same samples are meant to be added
+    return len(rows) < 2 or any(each != rows[0] for each in rows)
+
+
+def _divided_twice(record: RankRecord, step: Step) -> Broken | None:
+    count = len(step.backwards)
+    if not all(_divisors(backward).count(float(count)) > 1 for backward in step.backwards):
+        return None
+    return Broken(
+        f"step {step.step} divides the loss of each of {count} micro-batches by {count} twice",
+        "likely" if count > 2 else "possible",
+        "divide once: `accelerator.backward`, Lightning and other trainers do it themselves",
+        step=step.step,
+        ranks=(record.rank,),
+        line=_line_of_loss(step),
+    )
+
+
+def _never_divided(record: RankRecord, step: Step) -> Broken | None:
+    if not all(is_plain_mean(backward) for backward in step.backwards):
+        return None
+    count = len(step.backwards)
+    bits = step.backwards[-1].bits.get(step.optimizer)
+    used = [None if each is None else each.bits for each in step.gradients or []]
+    clips = [call for call in step.calls if call.call == "clip"]
+    if bits is None or (bits != used and not (len(clips) == 1 and clips[0].untouched)):
+        return None  # they may have been divided after the backward
+    return Broken(
+        f"step {step.step} adds the gradients of {count} micro-batches at {step.backwards[0].line}; each "
+        f"loss is a mean over its micro-batch and none is divided by {count}: the gradients are {count} "
+        "times those of the whole batch",
+        "likely",
+        f"`(loss / {count}).backward()`, or divide the gradients before the step. With Adam the step is "
+        "about the same, but clipping and weight decay are not",
+        step=step.step,
+        ranks=(record.rank,),
+        line=_line_of_loss(step),
+    )
 
 
 def _line_of_loss(step: Step) -> Place | None:

@@ -24,6 +24,13 @@ _STREAM = "_InfiniteConstantSampler"
 def samples_of_ranks(case: Comparison) -> Broken | None:
     """Find data ranks that train on the same samples."""
     case.require_ranks()
+    broken = _split_twice(case) or _once_for_each_worker(case)
+    broken = broken or _split_by_each_rank(case) or _held_out_by_one_rank(case)
+    return broken if broken is not None else _same_samples(case)
+
+
+def _split_twice(case: Comparison) -> Broken | None:
+    """Find a DataLoader whose samples both a DistributedSampler and accelerate split among the ranks."""
     for record in case.records.values():
         again = next((loader for loader in record.loaders if loader.split_again), None)
         if again is not None:
@@ -37,9 +44,11 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
                 ranks=(record.rank,),
                 line=again.made or again.line,
             )
-    broken = _once_for_each_worker(case) or _split_by_each_rank(case) or _held_out_by_one_rank(case)
-    if broken is not None:
-        return broken
+    return None
+
+
+def _same_samples(case: Comparison) -> Broken | None:
+    """Find neighboring ranks that train on the same samples in all batches, or else in the first one."""
     seen, unknown, beginning = False, False, None
     for one, other in pairwise(case.ranks):
         mine, theirs = _training_rows(case.records[one]), _training_rows(case.records[other])
@@ -54,41 +63,45 @@ def samples_of_ranks(case: Comparison) -> Broken | None:
         first = informative[0]
         others_differ = not any(set(mine[key]) & set(theirs[key]) for key in informative[1:])
         if is_data and same == [first] and len(set(mine[first])) > 1 and others_differ:
-            beginning = Broken(
-                f"the first batch is the same on ranks {one} and {other}, as if they drew samples with one seed; later "
-                "ones differ, since a rank alone draws other random numbers in between",
-                "possible",
-                "seed what draws the samples with the rank too: `torch.manual_seed(seed + rank)`",
-                step=1,
-                ranks=(one, other),
-                line=_data_line(case.records[one]),
-            )
+            beginning = _same_first_batch(case, one, other)
             continue
         if len(same) < len(informative) or len({tuple(mine[key]) for key in informative}) == 1:
             continue
         replicas = any({one, other} <= set(replica.ranks) for replica in case.replicas)
-        if is_data is False or (is_data is None and (not replicas or case.splits_layers)):
-            continue
-        line = _data_line(case.records[one])
-        return Broken(
-            f"ranks {one} and {other} train on the same samples, in all {len(same)} batches that were compared",
-            "certain" if is_data else "possible",
-            "give each rank its own part: a DistributedSampler; for an IterableDataset, skip what other ranks (and "
-            "other workers) read, for example `itertools.islice(data, rank, None, world_size)`"
-            + ("" if is_data else ". Ranks that share a model by tensor parallelism must have the same samples"),
-            step=1,
-            ranks=(one, other),
-            line=line,
-        )
-    if beginning is not None:
-        return beginning
-    if not seen:
+        if is_data or (is_data is None and replicas and not case.splits_layers):
+            return _same_batches(case, one, other, len(same), bool(is_data))
+    if beginning is None and not seen:
         raise NotObservable(
             "which ranks must have samples of their own is not known: no DDP or FSDP"
             if unknown
             else "fewer than two batches of tensors were seen on two ranks"
         )
-    return None
+    return beginning
+
+
+def _same_first_batch(case: Comparison, one: int, other: int) -> Broken:
+    return Broken(
+        f"the first batch is the same on ranks {one} and {other}, as if they drew samples with one seed; later "
+        "ones differ, since a rank alone draws other random numbers in between",
+        "possible",
+        "seed what draws the samples with the rank too: `torch.manual_seed(seed + rank)`",
+        step=1,
+        ranks=(one, other),
+        line=_data_line(case.records[one]),
+    )
+
+
+def _same_batches(case: Comparison, one: int, other: int, num_batches: int, is_data: bool) -> Broken:
+    return Broken(
+        f"ranks {one} and {other} train on the same samples, in all {num_batches} batches that were compared",
+        "certain" if is_data else "possible",
+        "give each rank its own part: a DistributedSampler; for an IterableDataset, skip what other ranks (and "
+        "other workers) read, for example `itertools.islice(data, rank, None, world_size)`"
+        + ("" if is_data else ". Ranks that share a model by tensor parallelism must have the same samples"),
+        step=1,
+        ranks=(one, other),
+        line=_data_line(case.records[one]),
+    )
 
 
 def _once_for_each_worker(case: Comparison) -> Broken | None:

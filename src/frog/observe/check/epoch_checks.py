@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.observe.check.comparison import Comparison, NotObservable
@@ -22,47 +23,59 @@ def order_of_epochs(case: Comparison) -> Broken | None:
     """Find a shuffling loader whose second epoch has the order of its first."""
     seen = False
     for record in case.records.values():
-        trains = any(trains_in(record, each) for each in record.loaders)
-        by_loader: dict[int, list[Loader]] = {}
-        for loader in record.loaders:
-            by_loader.setdefault(loader.loader, []).append(loader)
-        evaluated = evaluation_loaders(record)
-        for number, iterations in by_loader.items():
-            # a loop that peeks at a batch, or compares two orders, does not train on it; a list of all batches may
-            if trains:
-                iterations = [each for each in iterations if trains_in(record, each)]
-            else:
-                iterations = [each for each in iterations if _is_listed(record, each)]
-            if len(iterations) < 2 or (trains and number in evaluated) or not iterations[0].shuffle:
-                continue
+        for first, second in _shuffled_epochs(record):
             seen = True
-            first, second = iterations[:2]
-            if first.distributed and first.epoch == second.epoch:
-                return Broken(
-                    f"each epoch has the same order: the DistributedSampler's epoch is {first.epoch} in iterations 1 "
-                    f"and 2 over the DataLoader at {second.line}",
-                    "certain",
-                    "call `sampler.set_epoch(epoch)` at the beginning of each epoch",
-                    step=first_step(record, second),
-                    ranks=case.ranks,
-                    line=second.line,
-                )
-            rows = [[batch.rows for batch in record.batches_of(each) if batch.rows] for each in (first, second)]
-            length = min(map(len, rows))
-            if length >= LEAST_BATCHES and rows[0][:length] == rows[1][:length]:
-                return Broken(
-                    f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} hold the "
-                    "same samples in the same order, although it shuffles: its random numbers begin again in each "
-                    "epoch",
-                    "certain",
-                    "do not set the seed in the loop over epochs; seed the sampler's generator once, or with the epoch",
-                    step=first_step(record, second),
-                    ranks=(record.rank,),
-                    line=second.line,
-                )
+            broken = _same_epoch_number(case, record, first, second) or _same_rows(record, first, second)
+            if broken is not None:
+                return broken
     if not seen:
         raise NotObservable("no DataLoader that shuffles was iterated twice")
     return None
+
+
+def _shuffled_epochs(record: RankRecord) -> Iterator[tuple[Loader, Loader]]:
+    """Yield the first two iterations over each DataLoader that shuffles and trains.
+
+    A loop that peeks at a batch, or compares two orders, does not train on it; a list of all batches may.
+    """
+    trains = any(trains_in(record, loader) for loader in record.loaders)
+    is_training = trains_in if trains else _is_listed
+    evaluated = evaluation_loaders(record) if trains else set()
+    for number in dict.fromkeys(loader.loader for loader in record.loaders):
+        iterations = [each for each in record.loaders if each.loader == number and is_training(record, each)]
+        if len(iterations) > 1 and iterations[0].shuffle and number not in evaluated:
+            yield iterations[0], iterations[1]
+
+
+def _same_epoch_number(case: Comparison, record: RankRecord, first: Loader, second: Loader) -> Broken | None:
+    if not first.distributed or first.epoch != second.epoch:
+        return None
+    return Broken(
+        f"each epoch has the same order: the DistributedSampler's epoch is {first.epoch} in iterations 1 "
+        f"and 2 over the DataLoader at {second.line}",
+        "certain",
+        "call `sampler.set_epoch(epoch)` at the beginning of each epoch",
+        step=first_step(record, second),
+        ranks=case.ranks,
+        line=second.line,
+    )
+
+
+def _same_rows(record: RankRecord, first: Loader, second: Loader) -> Broken | None:
+    rows = [[batch.rows for batch in record.batches_of(epoch) if batch.rows] for epoch in (first, second)]
+    length = min(map(len, rows))
+    if length < LEAST_BATCHES or rows[0][:length] != rows[1][:length]:
+        return None
+    return Broken(
+        f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} hold the "
+        "same samples in the same order, although it shuffles: its random numbers begin again in each "
+        "epoch",
+        "certain",
+        "do not set the seed in the loop over epochs; seed the sampler's generator once, or with the epoch",
+        step=first_step(record, second),
+        ranks=(record.rank,),
+        line=second.line,
+    )
 
 
 def _is_listed(record: RankRecord, loader: Loader) -> bool:

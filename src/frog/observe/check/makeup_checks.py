@@ -68,6 +68,10 @@ def sum_not_divided(case: Comparison) -> Broken | None:
 
 def micro_batches_added(case: Comparison) -> Broken | None:
     """Find gradients that are the sum over micro-batches of means, or that weigh the micro-batches differently."""
+    return _uneven_micro_batches(case) or _undivided_micro_batches(case)
+
+
+def _uneven_micro_batches(case: Comparison) -> Broken | None:
     uneven: dict[tuple[int, ...], list[tuple[Moment, Makeup]]] = {}
     several: dict[tuple[int, ...], int] = {}
     for moment, makeup in _makeups(case):
@@ -99,6 +103,10 @@ def micro_batches_added(case: Comparison) -> Broken | None:
             ranks=ranks,
             line=line,
         )
+    return None
+
+
+def _undivided_micro_batches(case: Comparison) -> Broken | None:
     for moment, makeup, factor in _factors(case):
         size, count = len(makeup.ranks), len(makeup.passes)
         if count < 2 or not _are_micro_batches(case, moment, makeup):
