@@ -11,7 +11,7 @@ from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
 from frog.observe.check.graph_checks import graphs_kept
 from frog.observe.check.makeup_checks import never_cleared
 from frog.observe.check.mode_checks import autocast_reaches, evaluation_mode, evaluations_draw_nothing
-from frog.observe.check.rank_records import Backward, Call, Fingerprint, Parameter, RankRecord, Step
+from frog.observe.check.rank_records import Backward, Call, Fingerprint, Outside, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 from frog.observe.check.tied_weights import tied_weights
 
@@ -89,32 +89,40 @@ def in_an_optimizer(case: Comparison) -> Broken | None:
         ]
         strangers = [each for each in lost if each.stranger]
         if strangers:
-            names = some_of([each.name for each in strangers], MOST_NAMES)
-            return Broken(
-                f"the model calls layers that are no part of it ({names}): no optimizer holds "
-                "them, DDP does not average them, and no file has them",
-                "likely",
-                "put layers into an attribute, an nn.ModuleList or an nn.ModuleDict, not into a list or a dict",
-                step=1,
-                ranks=(record.rank,),
-                line=strangers[0].made,
-            )
+            return _layers_outside_of_the_model(record, strangers)
         if lost and not case.is_sharded:
-            names = some_of([each.name for each in lost], MOST_NAMES)
-            makers = [table.made for table in record.tables.values()]
-            return Broken(
-                f"no optimizer holds {names} of the model, which {'have' if len(lost) > 1 else 'has'} gradients: "
-                f"{'they are' if len(lost) > 1 else 'it is'} never trained",
-                "likely",
-                "create the optimizer after the model is complete, with all of its parameters, and again if you "
-                "replace parameters; set requires_grad=False for those that shall stay",
-                step=1,
-                ranks=(record.rank,),
-                line=next((line for line in makers if line is not None), None) or lost[0].made,
-            )
+            return _never_trained(record, lost)
     if not seen:
         raise NotObservable("no rank came to its end")
     return None
+
+
+def _layers_outside_of_the_model(record: RankRecord, strangers: list[Outside]) -> Broken:
+    names = some_of([each.name for each in strangers], MOST_NAMES)
+    return Broken(
+        f"the model calls layers that are no part of it ({names}): no optimizer holds "
+        "them, DDP does not average them, and no file has them",
+        "likely",
+        "put layers into an attribute, an nn.ModuleList or an nn.ModuleDict, not into a list or a dict",
+        step=1,
+        ranks=(record.rank,),
+        line=strangers[0].made,
+    )
+
+
+def _never_trained(record: RankRecord, lost: list[Outside]) -> Broken:
+    names = some_of([each.name for each in lost], MOST_NAMES)
+    makers = [table.made for table in record.tables.values()]
+    return Broken(
+        f"no optimizer holds {names} of the model, which {'have' if len(lost) > 1 else 'has'} gradients: "
+        f"{'they are' if len(lost) > 1 else 'it is'} never trained",
+        "likely",
+        "create the optimizer after the model is complete, with all of its parameters, and again if you "
+        "replace parameters; set requires_grad=False for those that shall stay",
+        step=1,
+        ranks=(record.rank,),
+        line=next((line for line in makers if line is not None), None) or lost[0].made,
+    )
 
 
 def _shards(record: RankRecord) -> bool:
@@ -132,36 +140,9 @@ def gradients_arrive(case: Comparison) -> Broken | None:
             if len(steps) < _STEPS_WITHOUT:
                 continue
             seen = True
-            without = [
-                index
-                for index, parameter in enumerate(table.parameters)
-                if parameter.trained
-                and all(step.gradient(index) is None for step in steps)
-                # a rank's shard may be empty, and another rank may take another branch
-                and not any(
-                    _are_same(case, optimizer, index, record.rank, other.rank)
-                    and not all(step.gradient(index) is None for step in other.steps_of(optimizer))
-                    for other in case.records.values()
-                )
-            ]
+            without = _without_gradient(case, record, optimizer)
             if without and len(without) == len(table.parameters) and all(step.backwards for step in steps):
-                is_used = any(each.names for each in table.parameters)
-                brought = next((each for each in steps[0].backwards if each.brought.get(optimizer)), None)
-                line = steps[0].line if is_used else table.made
-                return Broken(
-                    f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
-                    + ("" if is_used else ", and no module that was called has them")
-                    + (f", although the backward pass at {brought.line} brought some" if brought is not None else "")
-                    + _taken_away(steps[0].backwards, optimizer)
-                    + ": the steps change nothing",
-                    "likely",
-                    "reduce the gradients after the last micro-batch of each step, and leave them until the step"
-                    if is_used
-                    else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
-                    step=1,
-                    ranks=(record.rank,),
-                    line=brought.line if brought is not None else line,
-                )
+                return _no_gradient_arrives(record, optimizer)
             if without and len(without) < len(table.parameters):
                 names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
                 return Broken(
@@ -175,6 +156,49 @@ def gradients_arrive(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable(f"fewer than {_STEPS_WITHOUT} steps of each optimizer were sampled")
     return None
+
+
+def _without_gradient(case: Comparison, record: RankRecord, optimizer: int) -> list[int]:
+    """Return the parameters that get no gradient in any sampled step of a rank, nor on another rank.
+
+    A rank's shard may be empty, and another rank may take another branch.
+    """
+
+    def is_without(steps: list[Step], index: int) -> bool:
+        return all(step.gradient(index) is None for step in steps)
+
+    sampled, parameters = record.sampled(optimizer), record.tables[optimizer].parameters
+    own = [index for index, each in enumerate(parameters) if each.trained and is_without(sampled, index)]
+    return [
+        index
+        for index in own
+        if not any(
+            _are_same(case, optimizer, index, record.rank, other.rank)
+            and not is_without(other.steps_of(optimizer), index)
+            for other in case.records.values()
+        )
+    ]
+
+
+def _no_gradient_arrives(record: RankRecord, optimizer: int) -> Broken:
+    table, steps = record.tables[optimizer], record.sampled(optimizer)
+    is_used = any(each.names for each in table.parameters)
+    brought = next((each for each in steps[0].backwards if each.brought.get(optimizer)), None)
+    line = steps[0].line if is_used else table.made
+    return Broken(
+        f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
+        + ("" if is_used else ", and no module that was called has them")
+        + (f", although the backward pass at {brought.line} brought some" if brought is not None else "")
+        + _taken_away(steps[0].backwards, optimizer)
+        + ": the steps change nothing",
+        "likely",
+        "reduce the gradients after the last micro-batch of each step, and leave them until the step"
+        if is_used
+        else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
+        step=1,
+        ranks=(record.rank,),
+        line=brought.line if brought is not None else line,
+    )
 
 
 def _taken_away(passes: list[Backward], optimizer: int) -> str:
@@ -201,38 +225,55 @@ def steps_change_weights(case: Comparison) -> Broken | None:
                 continue
             seen = True
             for index, parameter in enumerate(table.parameters):
-                parts = [step.changed[index] for step in steps if _is_moved(step, index)]
-                known = [part for part in parts if part is not None]
-                if len(known) < 2 or parameter.numel < _LEAST_ELEMENTS:
-                    continue
-                if parameter.dtype in _LOW and sorted(known)[len(known) // 2] <= 1 - _MOST_LOST:
-                    lost = 100 * (1 - sorted(known)[len(known) // 2])
-                    return Broken(
-                        f"the update of {case.name(optimizer, index, record.rank)} ({parameter.dtype}) is lost for "
-                        f"{lost:.0f} % of its elements in half of the steps: it is smaller than half a unit in the "
-                        "last place",
-                        "likely",
-                        "keep master weights in float32 (autocast instead of model.to(bfloat16)), or round "
-                        "stochastically",
-                        step=steps[0].step,
-                        ranks=(record.rank,),
-                        line=table.made,
-                    )
-                moved = [step for step in steps if _is_moved(step, index)]
-                if parameter.dtype not in _LOW and not _changes(steps, index) and _not_tiny(moved, index):
-                    return Broken(
-                        f"{case.name(optimizer, index, record.rank)} does not change in {len(known)} steps although "
-                        "it has a gradient and the learning rate is not 0",
-                        "likely",
-                        "does the optimizer hold the tensor that the model uses? `.to()`, `.half()` or a wrapper "
-                        "may have replaced it",
-                        step=steps[0].step,
-                        ranks=(record.rank,),
-                        line=table.made,
-                    )
+                look = _update_lost_in_rounding if parameter.dtype in _LOW else _no_update
+                broken = look(case, record, steps, index)
+                if broken is not None:
+                    return broken
     if not seen:
         raise NotObservable("fewer than two steps with a learning rate above 0 were sampled")
     return None
+
+
+def _changed_parts(steps: list[Step], index: int, parameter: Parameter) -> list[float]:
+    """Return which part of a parameter each step has changed, of the steps with a gradient; empty for too few."""
+    parts = [step.changed[index] for step in steps if _is_moved(step, index)]
+    known = [part for part in parts if part is not None]
+    return known if len(known) > 1 and parameter.numel >= _LEAST_ELEMENTS else []
+
+
+def _update_lost_in_rounding(case: Comparison, record: RankRecord, steps: list[Step], index: int) -> Broken | None:
+    table = record.tables[steps[0].optimizer]
+    parameter = table.parameters[index]
+    changed = sorted(_changed_parts(steps, index, parameter))
+    if not changed or changed[len(changed) // 2] > 1 - _MOST_LOST:
+        return None
+    lost = 100 * (1 - changed[len(changed) // 2])
+    return Broken(
+        f"the update of {case.name(table.optimizer, index, record.rank)} ({parameter.dtype}) is lost for "
+        f"{lost:.0f} % of its elements in half of the steps: it is smaller than half a unit in the last place",
+        "likely",
+        "keep master weights in float32 (autocast instead of model.to(bfloat16)), or round stochastically",
+        step=steps[0].step,
+        ranks=(record.rank,),
+        line=table.made,
+    )
+
+
+def _no_update(case: Comparison, record: RankRecord, steps: list[Step], index: int) -> Broken | None:
+    table = record.tables[steps[0].optimizer]
+    changed = _changed_parts(steps, index, table.parameters[index])
+    moved = [step for step in steps if _is_moved(step, index)]
+    if not changed or _changes(steps, index) or not _not_tiny(moved, index):
+        return None
+    return Broken(
+        f"{case.name(table.optimizer, index, record.rank)} does not change in {len(changed)} steps although "
+        "it has a gradient and the learning rate is not 0",
+        "likely",
+        "does the optimizer hold the tensor that the model uses? `.to()`, `.half()` or a wrapper may have replaced it",
+        step=steps[0].step,
+        ranks=(record.rank,),
+        line=table.made,
+    )
 
 
 def _is_moved(step: Step, index: int) -> bool:

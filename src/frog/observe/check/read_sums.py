@@ -125,49 +125,39 @@ class _Source:
         """Follow a value out of its expression: to a division, a log, a branch, a name, or the function's callers."""
         if depth > _MOST_DEPTH:
             raise _Unknown
-        child, parent = node, self.parents[node]
-        while True:
-            if isinstance(parent, ast.Attribute):
-                call = self.parents[parent]
-                if parent.attr not in _SAME or not isinstance(call, ast.Call):
-                    raise _Unknown
-                child, parent = call, self.parents[call]
-            elif isinstance(parent, ast.Call) and child is not parent.func:
+        value, around = node, self._around(node)
+        while around is not None:
+            value, around = around, self._around(around)
+        parent = self.parents[value]
+        match parent:
+            case ast.Call() if value is not parent.func and _name(parent.func) in (*_SHOWS, *_DECIDES, *_KEEPS):
                 name = _name(parent.func)
-                if name in _KEEPS:
-                    self.is_kept = True
-                if name in (*_SHOWS, *_DECIDES, *_KEEPS):
-                    reads.append((parent, name in _DECIDES))
-                    return
-                if name not in _SAME_FUNCTIONS:
-                    raise _Unknown
-                child, parent = parent, self.parents[parent]
-            elif isinstance(parent, (ast.FormattedValue, ast.JoinedStr)):
+                self.is_kept = self.is_kept or name in _KEEPS
+                reads.append((parent, name in _DECIDES))
+            case ast.FormattedValue() | ast.JoinedStr():
                 reads.append((parent, False))
-                return
-            elif isinstance(parent, ast.Compare):
+            case ast.Compare() | ast.If() | ast.While():
                 reads.append((parent, True))
-                return
-            elif isinstance(parent, (ast.keyword, ast.Dict, ast.IfExp, ast.UnaryOp, ast.BoolOp)):
-                child, parent = parent, self.parents[parent]
-            elif isinstance(parent, (ast.If, ast.While)):
-                reads.append((parent, True))
-                return
-            elif (
-                isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name)
-            ):
-                self.follow_name(parent.targets[0].id, self.function_of(parent), parent, reads, depth + 1)
-                return
-            elif isinstance(parent, ast.Tuple) and isinstance(self.parents[parent], ast.Return):
-                self._follow_callers(self.function_of(parent), reads, depth, parent.elts.index(child))  # type: ignore[arg-type]
-                return
-            elif isinstance(parent, ast.Return):
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                self.follow_name(name, self.function_of(parent), parent, reads, depth + 1)
+            case ast.Tuple() if isinstance(self.parents[parent], ast.Return):
+                self._follow_callers(self.function_of(parent), reads, depth, parent.elts.index(value))  # type: ignore[arg-type]
+            case ast.Return():
                 self._follow_callers(self.function_of(parent), reads, depth)
-                return
-            elif isinstance(parent, ast.Expr):
-                return
-            else:
+            case ast.Expr():
+                pass
+            case _:
                 raise _Unknown
+
+    def _around(self, node: ast.AST) -> ast.AST | None:
+        """Return the expression around a value that has the same value or holds it unchanged; None for others."""
+        parent = self.parents[node]
+        if isinstance(parent, ast.Attribute):
+            call = self.parents[parent]
+            return call if parent.attr in _SAME and isinstance(call, ast.Call) else None
+        if isinstance(parent, ast.Call):
+            return parent if node is not parent.func and _name(parent.func) in _SAME_FUNCTIONS else None
+        return parent if isinstance(parent, (ast.keyword, ast.Dict, ast.IfExp, ast.UnaryOp, ast.BoolOp)) else None
 
     def _callers(self, function: _Function) -> list[ast.Call]:
         name = getattr(function, "name", "")

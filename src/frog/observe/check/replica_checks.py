@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from frog.observe.check.comparison import Comparison, Moment, NotObservable
 from frog.observe.check.makeup_checks import clipped_before_the_end, shards_scaled_apart
-from frog.observe.check.rank_records import Step
+from frog.observe.check.rank_records import Call, Step
 from frog.observe.check.replica_evidence import differs, replicas_of
 from frog.observe.check.replica_gradients import gradients_when_used
 from frog.observe.check.replica_weights import (
@@ -61,40 +63,45 @@ def clipping_norms(case: Comparison) -> Broken | None:
             continue
         seen = True
         for calls in zip(*clips.values(), strict=True):
-            norms = [call.norm for call in calls if call.norm is not None]
-            used = any(call.limit is not None and norm > call.limit for call, norm in zip(calls, norms, strict=False))
-            if not used or max(norms) - min(norms) <= 1e-6 * max(norms):
-                continue
-            values = ", ".join(f"{norm:.6g}" for norm in norms[:8])
-            if _end_equal(case, moment):
-                return Broken(
-                    f"since step {moment.step}, each rank clips its own gradients at {calls[0].line} before they are "
-                    f"averaged, by {values}",
-                    "likely",
-                    "clip once in a step, after the last micro-batch, whose backward pass averages the gradients",
-                    step=moment.step,
-                    ranks=tuple(moment.of),
-                    line=calls[0].line,
-                )
-            if _has_parts(case, moment) and (
-                _reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas
-            ):
-                at = (
-                    f" at {calls[0].line}" if calls[0].line is not None else ""
-                )  # Frog's trainer clips without the user
-                return Broken(
-                    f"since step {moment.step}, each rank clips by a norm of its own{at}: {values}",
-                    "likely",
-                    "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of "
-                    "it (all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",
-                    step=moment.step,
-                    ranks=tuple(moment.of),
-                    line=calls[0].line,
-                )
+            broken = _clipped_by_own_norms(case, moment, calls)
+            if broken is not None:
+                return broken
     broken = shards_scaled_apart(case) or clipped_before_the_end(case)
     if broken is None and not seen:
         raise NotObservable("no call of torch.nn.utils.clip_grad_norm_ was sampled on all ranks")
     return broken
+
+
+def _clipped_by_own_norms(case: Comparison, moment: Moment, calls: Sequence[Call]) -> Broken | None:
+    """Report the clipping of a step, with its call on each rank, if it scales the ranks' gradients differently."""
+    norms = [call.norm for call in calls if call.norm is not None]
+    used = any(call.limit is not None and norm > call.limit for call, norm in zip(calls, norms, strict=False))
+    if not used or max(norms) - min(norms) <= 1e-6 * max(norms):
+        return None
+    line, values = calls[0].line, ", ".join(f"{norm:.6g}" for norm in norms[:8])
+    if _end_equal(case, moment):
+        return Broken(
+            f"since step {moment.step}, each rank clips its own gradients at {line} before they are "
+            f"averaged, by {values}",
+            "likely",
+            "clip once in a step, after the last micro-batch, whose backward pass averages the gradients",
+            step=moment.step,
+            ranks=tuple(moment.of),
+            line=line,
+        )
+    exchanges = _reduces_gradients(case, moment) or case.has_messages or case.is_sharded or case.replicas
+    if not exchanges or not _has_parts(case, moment):
+        return None
+    at = f" at {line}" if line is not None else ""  # Frog's trainer clips without the user
+    return Broken(
+        f"since step {moment.step}, each rank clips by a norm of its own{at}: {values}",
+        "likely",
+        "the norm must be that of the whole gradient: add the squares over the ranks that hold parts of "
+        "it (all_reduce), then take the root; DTensors and FSDP's own clip_grad_norm_ do this",
+        step=moment.step,
+        ranks=tuple(moment.of),
+        line=line,
+    )
 
 
 def _end_equal(case: Comparison, moment: Moment) -> bool:
