@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from frog.core.units import span
 from frog.observe.check.comparison import Comparison, Moment, Replica
-from frog.observe.check.rank_records import Backward, Call, Parameter, Place, Step
+from frog.observe.check.rank_records import Call, Parameter, Place, Step
 from frog.observe.check.replica_evidence import differs, line_of_call, made_at, names_of, replicas_of, values_of
 from frog.observe.check.rule import Broken, Sure
 
@@ -21,7 +21,7 @@ def gradients_when_used(case: Comparison) -> Broken | None:
     moment, different = _first_different(case)
     if moment is None:
         return None
-    broken = _different_gradients(case, moment, different)
+    broken = _explained(_Difference(case, moment, different))
     if broken.sure == "certain" and _averages_later(case, different):
         return replace(
             broken, sure="possible", advice=f"{broken.advice}. Local SGD, which averages weights, may do this"
@@ -40,101 +40,130 @@ def _averages_later(case: Comparison, different: list[Replica]) -> bool:
     return max(elements.values(), default=0) >= sum(each.numel for each in parameters if each is not None)
 
 
-def _different_gradients(case: Comparison, moment: Moment, different: list[Replica]) -> Broken:
-    replica = different[0]
-    all_of_it = [each for each in case.replicas if each.optimizer == moment.optimizer]
-    who = span([*replica.ranks])
-    what = f"the gradients of {names_of(case, different)} differ between {who} when the optimizer uses them"
-    since = f"since step {moment.step}, "
-    steps = [moment.of[rank] for rank in replica.ranks]
-    known = replica.known
-    evidence = values_of(case, moment, different, "gradients")
-    step = steps[0]
-    if (past := _past_the_wrapper(case, moment, replica)) is not None:
-        return Broken(
-            f"{since}{what}: the forward at {past} calls the module inside DDP, so DDP does not average them",
-            "certain",
-            "call the wrapper, `model(x)`, not `model.module(x)`",
-            step=moment.step,
-            ranks=replica.ranks,
-            line=past,
-            evidence=evidence,
+@dataclass(frozen=True)
+class _Difference:
+    """The first step in which gradients of replicas differ."""
+
+    case: Comparison
+    moment: Moment
+    replicas: list[Replica]
+    """Those whose gradients differ."""
+
+    @property
+    def first(self) -> Replica:
+        return self.replicas[0]
+
+    @property
+    def step(self) -> Step:
+        """The step on the first rank."""
+        return self.moment.of[self.first.ranks[0]]
+
+    @property
+    def backward_line(self) -> Place | None:
+        return self.step.backwards[-1].line if self.step.backwards else None
+
+    def broken(self, why: str, sure: Sure, advice: str, line: Place | None) -> Broken:
+        who = span([*self.first.ranks])
+        what = (
+            f"the gradients of {names_of(self.case, self.replicas)} differ between {who} when the optimizer uses them"
         )
-    forwards = [forward for step in steps for forward in step.forwards if forward.grad]
-    if known and forwards and all(step.forwards[-1].sync is False for step in steps if step.forwards):
-        line = step.forwards[-1].line
         return Broken(
-            f"{since}{what}: the last forward before the step, at {line}, is inside DDP's `no_sync`",
-            "certain",
-            "leave `no_sync` for the last micro-batch of each step: its forward and its backward",
-            step=moment.step,
-            ranks=replica.ranks,
-            line=line,
-            evidence=evidence,
-        )
-    moved = _moved_after_wrapping(case, moment, replica)
-    if moved is not None:
-        return Broken(
-            f"{since}{what}: the model was converted or moved at {moved.line} after DDP had wrapped it: that removes "
-            "the hooks with which DDP averages",
-            "certain",
-            "move and convert the model first, and wrap it then: to(), half(), float(), cuda() and cpu() undo it",
-            step=moment.step,
-            ranks=replica.ranks,
-            line=moved.line,
-            evidence=evidence,
-        )
-    parts = _of_parts(case, moment, replica)
-    if parts is not None:
-        why, advice, line = parts
-        return Broken(
-            f"{since}{what}: {why}",
-            "certain" if known else "likely",
-            advice,
-            step=moment.step,
-            ranks=replica.ranks,
-            line=line,
-            evidence=evidence,
-        )
-    changed = _changed_after_backward(case, moment, different) or _other_order(case, moment, different)
-    if changed is not None:
-        return changed
-    backward = step.backwards[-1].line if step.backwards else None
-    if len(different) < len(all_of_it):
-        parameter = case.parameter(replica.optimizer, replica.index)
-        sure: Sure = "certain" if parameter is not None and parameter.ddp is not None else "possible"
-        is_weak = parameter is None or parameter.constant or case.has_exchanges
-        if sure == "possible" and any(each.known for each in all_of_it) and not is_weak:
-            sure = "likely"
-        return Broken(
-            f"{since}{what}, while those of {len(all_of_it) - len(different)} other parameters are equal: these are "
-            "not reduced",
+            f"since step {self.moment.step}, {what}{why}",
             sure,
-            "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced "
-            "after DDP was created are not in it. Experts and norms of which each rank has its own may differ",
-            step=moment.step,
-            ranks=replica.ranks,
-            line=(parameter.made if parameter is not None else None) or backward,
-            evidence=evidence,
+            advice,
+            step=self.moment.step,
+            ranks=self.first.ranks,
+            line=line,
+            evidence=values_of(self.case, self.moment, self.replicas, "gradients"),
         )
-    exchanges = case.reduces or known
-    sure = "possible" if _trains_apart(case, moment) else "likely"
-    return Broken(
-        f"{since}{what}: nothing averaged them"
-        + ("" if exchanges else ", and the ranks exchange nothing at all: each trains a model of its own"),
-        "certain" if known else sure,
-        "wrap the model in DistributedDataParallel, or average each gradient over the ranks before `optimizer.step()`",
-        step=moment.step,
-        ranks=replica.ranks,
-        line=backward or step.line,
-        evidence=evidence,
+
+
+def _explained(difference: _Difference) -> Broken:
+    """Return the first explanation that the records allow: the most specific ones come first."""
+    case, moment, different = difference.case, difference.moment, difference.replicas
+    return (
+        _not_averaged_by_ddp(difference)
+        or _between_parts_of_layers(difference)
+        or _changed_after_backward(case, moment, different)
+        or _other_order(case, moment, different)
+        or _not_reduced_with_others(difference)
+        or _nothing_averaged(difference)
     )
 
 
-def _of_parts(case: Comparison, moment: Moment, replica: Replica) -> tuple[str, str, Place | None] | None:
+def _not_averaged_by_ddp(difference: _Difference) -> Broken | None:
+    """Report what keeps a DDP that the program uses from averaging: a way around it, `no_sync`, or lost hooks."""
+    case, moment, replica = difference.case, difference.moment, difference.first
+    past = _past_the_wrapper(case, moment, replica)
+    if past is not None:
+        return difference.broken(
+            f": the forward at {past} calls the module inside DDP, so DDP does not average them",
+            "certain",
+            "call the wrapper, `model(x)`, not `model.module(x)`",
+            past,
+        )
+    steps = [moment.of[rank] for rank in replica.ranks]
+    forwards = [forward for step in steps for forward in step.forwards if forward.grad]
+    if replica.known and forwards and all(step.forwards[-1].sync is False for step in steps if step.forwards):
+        line = difference.step.forwards[-1].line
+        return difference.broken(
+            f": the last forward before the step, at {line}, is inside DDP's `no_sync`",
+            "certain",
+            "leave `no_sync` for the last micro-batch of each step: its forward and its backward",
+            line,
+        )
+    moved = _moved_after_wrapping(case, moment, replica)
+    if moved is not None:
+        return difference.broken(
+            f": the model was converted or moved at {moved.line} after DDP had wrapped it: that removes "
+            "the hooks with which DDP averages",
+            "certain",
+            "move and convert the model first, and wrap it then: to(), half(), float(), cuda() and cpu() undo it",
+            moved.line,
+        )
+    return None
+
+
+def _not_reduced_with_others(difference: _Difference) -> Broken | None:
+    """Report parameters whose gradients are not reduced, while those of others of the optimizer are equal."""
+    case, replica = difference.case, difference.first
+    held = [each for each in case.replicas if each.optimizer == difference.moment.optimizer]
+    num_equal = len(held) - len(difference.replicas)
+    if num_equal <= 0:
+        return None
+    parameter = case.parameter(replica.optimizer, replica.index)
+    sure: Sure = "certain" if parameter is not None and parameter.ddp is not None else "possible"
+    is_weak = parameter is None or parameter.constant or case.has_exchanges
+    if sure == "possible" and any(each.known for each in held) and not is_weak:
+        sure = "likely"
+    return difference.broken(
+        f", while those of {num_equal} other parameters are equal: these are not reduced",
+        sure,
+        "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced "
+        "after DDP was created are not in it. Experts and norms of which each rank has its own may differ",
+        (parameter.made if parameter is not None else None) or difference.backward_line,
+    )
+
+
+def _nothing_averaged(difference: _Difference) -> Broken:
+    case, known = difference.case, difference.first.known
+    exchanges = case.reduces or known
+    sure: Sure = "possible" if _trains_apart(case, difference.moment) else "likely"
+    return difference.broken(
+        ": nothing averaged them"
+        + ("" if exchanges else ", and the ranks exchange nothing at all: each trains a model of its own"),
+        "certain" if known else sure,
+        "wrap the model in DistributedDataParallel, or average each gradient over the ranks before `optimizer.step()`",
+        difference.backward_line or difference.step.line,
+    )
+
+
+def _between_parts_of_layers(difference: _Difference) -> Broken | None:
     """Explain why ranks that have parts of the same layers compute other gradients: other samples, or other noise."""
+    case, moment, replica = difference.case, difference.moment, difference.first
     first, *others = replica.ranks
-    if case.is_sharded or not any(case.share_layers(first, other) for other in others):
+    sure: Sure = "certain" if replica.known else "likely"
+    if case.is_sharded:
         return None
     for other in (rank for rank in others if case.share_layers(first, rank)):
         pairs = [
@@ -145,16 +174,18 @@ def _of_parts(case: Comparison, moment: Moment, replica: Replica) -> tuple[str, 
         for mine, theirs in pairs:
             who = f"ranks {first} and {other}, which have parts of the same layers,"
             if not set(mine.rows or ()) & set(theirs.rows or ()):
-                return (
-                    f"{who} train on other samples, at {mine.line}",
+                return difference.broken(
+                    f": {who} train on other samples, at {mine.line}",
+                    sure,
                     "give all ranks that share a model the same batch: divide the samples by the rank in the data "
                     "group, not by the rank in the world. With parts of a sequence, add these gradients",
                     mine.line,
                 )
             if mine.rows == theirs.rows and mine.draws and theirs.draws and mine.random != theirs.random:
-                return (
-                    f"{who} draw other random numbers for the same samples in the forward at {mine.line}, such as "
+                return difference.broken(
+                    f": {who} draw other random numbers for the same samples in the forward at {mine.line}, such as "
                     "those of dropout",
+                    sure,
                     "seed ranks that share a model alike: with the rank in the data group, not in the world; only "
                     "inside of divided layers may masks differ",
                     mine.line,
@@ -211,47 +242,30 @@ def _moved_after_wrapping(case: Comparison, moment: Moment, replica: Replica) ->
 def _changed_after_backward(case: Comparison, moment: Moment, different: list[Replica]) -> Broken | None:
     """Report gradients that were equal after the backward pass and were changed by each rank for itself."""
     replica = different[0]
-    last: dict[int, Backward] = {
-        rank: moment.of[rank].backwards[-1] for rank in replica.ranks if moment.of[rank].backwards
-    }
-    if set(last) != set(replica.ranks):
-        return None
-    before = {rank: backward.bits.get(moment.optimizer) for rank, backward in last.items()}
-    if any(bits is None or replica.index >= len(bits) for bits in before.values()):
-        return None
-    own = {rank: bits[replica.index] for rank, bits in before.items() if bits is not None}
-    if len(set(own.values())) > 1 or None in own.values():
+    left = _left_by_the_backward(moment, replica)
+    if left is None:
         return None
     first = replica.ranks[0]
     factors = {rank: _factor(moment.of[rank], moment.of[first], different) for rank in replica.ranks[1:]}
     other = next((rank for rank, factor in factors.items() if factor is None or abs(factor - 1) > _SAME_FACTOR), None)
     factor = factors.get(other) if other is not None else None
     clip = line_of_call(moment, list(replica.ranks), "clip")
-    outside = _not_reduced(case, moment, replica, before) if clip else None
+    outside = _not_reduced(case, moment, replica, left) if clip else None
     if outside is not None:
-        return Broken(
-            f"since step {moment.step}, the gradient of {case.name(replica.optimizer, outside)} is not reduced: it "
-            f"differs between {span([*replica.ranks])}, and so does the norm by which each clips, at {clip}",
-            "certain" if replica.known else "likely",
-            "put the module that has it into the wrapper too, or reduce its gradient before clipping",
-            step=moment.step,
-            ranks=replica.ranks,
-            line=made_at(case, replace(replica, index=outside)) or clip,
-            evidence=values_of(case, moment, [replace(replica, index=outside), *different[:1]], "gradients"),
-        )
-    begin, end = last[first].line, moment.of[first].line
+        return _clipped_with_another(case, moment, different, replace(replica, index=outside), clip)
+    begin, end = moment.of[first].backwards[-1].line, moment.of[first].line
     ratio = f"; those of rank {other} are {factor:.6g} times those of rank {first}" if factor is not None else ""
+    how = "each rank scaled or changed its own"
+    advice = f"look between {begin} and {end}: use the same scale on all ranks, and let all ranks decide together"
+    if clip:
+        how = f"they are clipped at {clip} by a norm of the rank's own"
+        advice = "clip by the norm over all ranks' gradients"
     return Broken(
         f"since step {moment.step}, the gradients of {names_of(case, different)} differ between "
         f"{span([*replica.ranks])} when the optimizer uses them, although they were equal after the backward pass at "
-        f"{begin}{ratio}: "
-        + (
-            f"they are clipped at {clip} by a norm of the rank's own" if clip else "each rank scaled or changed its own"
-        ),
+        f"{begin}{ratio}: " + how,
         "certain" if replica.known else "likely",
-        "clip by the norm over all ranks' gradients"
-        if clip
-        else f"look between {begin} and {end}: use the same scale on all ranks, and let all ranks decide together",
+        advice,
         step=moment.step,
         ranks=tuple(rank for rank in replica.ranks if rank == other) or replica.ranks,
         line=clip or line_of_call(moment, [first], "gradient_written") or end,
@@ -259,16 +273,43 @@ def _changed_after_backward(case: Comparison, moment: Moment, different: list[Re
     )
 
 
-def _not_reduced(
-    case: Comparison, moment: Moment, replica: Replica, left: dict[int, list[int | None] | None]
-) -> int | None:
+def _clipped_with_another(
+    case: Comparison, moment: Moment, different: list[Replica], outside: Replica, clip: Place | None
+) -> Broken:
+    """Report a parameter whose gradient is not reduced, so that it changes the norm by which each rank clips."""
+    return Broken(
+        f"since step {moment.step}, the gradient of {case.name(outside.optimizer, outside.index)} is not reduced: it "
+        f"differs between {span([*outside.ranks])}, and so does the norm by which each clips, at {clip}",
+        "certain" if outside.known else "likely",
+        "put the module that has it into the wrapper too, or reduce its gradient before clipping",
+        step=moment.step,
+        ranks=outside.ranks,
+        line=made_at(case, outside) or clip,
+        evidence=values_of(case, moment, [outside, *different[:1]], "gradients"),
+    )
+
+
+def _left_by_the_backward(moment: Moment, replica: Replica) -> dict[int, list[int | None]] | None:
+    """Return the bits of all gradients as each rank's last backward pass left them, if it left the replica's equal."""
+    left: dict[int, list[int | None]] = {}
+    for rank in replica.ranks:
+        backwards = moment.of[rank].backwards
+        bits = backwards[-1].bits.get(moment.optimizer) if backwards else None
+        if bits is None or replica.index >= len(bits):
+            return None
+        left[rank] = bits
+    own = {bits[replica.index] for bits in left.values()}
+    return left if len(own) == 1 and None not in own else None
+
+
+def _not_reduced(case: Comparison, moment: Moment, replica: Replica, left: dict[int, list[int | None]]) -> int | None:
     """Return a parameter next to the replicas whose gradients differ between ranks after the backward pass."""
     held = {each.index for each in case.replicas if each.optimizer == moment.optimizer}
     table = case.any.tables.get(moment.optimizer)
     for index, parameter in enumerate(table.parameters if table is not None else ()):
         if index in held or parameter.mesh is not None or not parameter.names:
             continue
-        bits = {values[index] if values is not None and index < len(values) else None for values in left.values()}
+        bits = {values[index] if index < len(values) else None for values in left.values()}
         same = {(tuple(each.names), tuple(each.shape)) for each in _on(case, replica, index)}
         if len(bits) > 1 and None not in bits and len(same) == 1:
             return index

@@ -67,43 +67,47 @@ def weights_between_steps(case: Comparison) -> Broken | None:
         moments = case.sampled(replica.optimizer)
         line = _changed_since_ddp(moments[0], replica) if moments else None
         if line is not None:
-            return Broken(
-                f"{case.name(replica.optimizer, replica.index)} changed at {line} on some of {span([*replica.ranks])} "
-                "after DDP had sent the same weights to all, and before the first step: the replicas differ since then",
-                "certain",
-                "change weights on all ranks, or on one and send them to the others",
-                step=moments[0].step,
-                ranks=replica.ranks,
-                line=line,
-                evidence=values_of(case, moments[0], [replica], "weights before the step"),
-            )
+            return _changed_before_the_first_step(case, moments[0], replica, line)
         for before, now in pairwise(moments):
             if now.step != before.step + 1 or not set(replica.ranks) <= set(now.of) & set(before.of):
                 continue
             if differs(before, replica, Step.weight_bits):
                 break
             seen = True
-            begun = {rank: now.of[rank].before[replica.index] for rank in replica.ranks}
-            if len(set(begun.values())) > 1:
-                last = before.of[replica.ranks[0]].weight_bits(replica.index)
-                own = [rank for rank, bits in begun.items() if bits != last]
-                return Broken(
-                    f"{case.name(replica.optimizer, replica.index)} changed on {span(own or list(replica.ranks))} "
-                    f"between steps {before.step} and {now.step}, not by the optimizer: the replicas differ since "
-                    "then",
-                    "certain" if replica.known else "possible",
-                    f"look between {_line(before, own)} and {_line(now, own)} for what writes to the weights on some "
-                    "ranks only: a load, a clamp, an average of weights, an initialization",
-                    step=now.step,
-                    ranks=tuple(own),
-                    line=line_of_call(now, own, "load_model")
-                    or _written_by_some(now, replica)
-                    or now.of[(own or [0])[0]].line,
-                    evidence=values_of(case, now, [replica], "weights before the step"),
-                )
+            if differs(now, replica, _bits_before):
+                return _changed_between(case, before, now, replica)
     if not seen:
         raise NotObservable("no two steps in a row were sampled on all ranks with equal weights between them")
     return _evaluated_weights_stay(case)
+
+
+def _changed_before_the_first_step(case: Comparison, first: Moment, replica: Replica, line: Place) -> Broken:
+    return Broken(
+        f"{case.name(replica.optimizer, replica.index)} changed at {line} on some of {span([*replica.ranks])} "
+        "after DDP had sent the same weights to all, and before the first step: the replicas differ since then",
+        "certain",
+        "change weights on all ranks, or on one and send them to the others",
+        step=first.step,
+        ranks=replica.ranks,
+        line=line,
+        evidence=values_of(case, first, [replica], "weights before the step"),
+    )
+
+
+def _changed_between(case: Comparison, before: Moment, now: Moment, replica: Replica) -> Broken:
+    last = before.of[replica.ranks[0]].weight_bits(replica.index)
+    own = [rank for rank in replica.ranks if _bits_before(now.of[rank], replica.index) != last]
+    return Broken(
+        f"{case.name(replica.optimizer, replica.index)} changed on {span(own or list(replica.ranks))} "
+        f"between steps {before.step} and {now.step}, not by the optimizer: the replicas differ since then",
+        "certain" if replica.known else "possible",
+        f"look between {_line(before, own)} and {_line(now, own)} for what writes to the weights on some "
+        "ranks only: a load, a clamp, an average of weights, an initialization",
+        step=now.step,
+        ranks=tuple(own),
+        line=line_of_call(now, own, "load_model") or _written_by_some(now, replica) or now.of[(own or [0])[0]].line,
+        evidence=values_of(case, now, [replica], "weights before the step"),
+    )
 
 
 def _evaluated_weights_stay(case: Comparison) -> Broken | None:

@@ -68,21 +68,10 @@ def _made(case: Against, name: str) -> Place | None:
 def _output(case: Against, first: Compared) -> Broken:
     alone = case.one.steps[case.step - 1]
     ranks = [record.steps[case.step - 1] for record in case.many.values()]
+    if len(case.others) == 1 and _other_samples(alone, ranks):  # nothing before it agrees
+        return _samples_differ(case, first)
     where = f"{first.name} ({first.module})" + (f", called at {first.line}," if first.line is not None else "")
     before = case.counts["output"] - 1
-    if len(case.others) == 1 and _other_samples(alone, ranks):  # nothing before it agrees
-        ours = sum(len(rows or ()) for rows in rows_of(alone))
-        theirs = len({row for step in ranks for rows in rows_of(step) for row in rows or ()})
-        return Broken(
-            f"in step {case.step}, {_ranks(case)} train on other samples than one rank: {theirs} different ones, one "
-            f"rank on {ours}",
-            "possible",
-            "say how the batch of a rank depends on their number, as in `--batch-size {32/world}`, and draw the same "
-            "order of samples with one seed; else this is how ranks divide the data, and nothing more can be compared",
-            step=case.step,
-            line=alone.forwards[0].line if alone.forwards else None,
-            evidence=_evidence(first),
-        )
     says = f"in step {case.step}, the output of {where} is the first that differs from one rank's"
     if case.step == 1 and before:
         says += f"; {count(before, 'output')} before it {'agrees' if before == 1 else 'agree'}"
@@ -113,6 +102,23 @@ def _output(case: Against, first: Compared) -> Broken:
     return Broken(says, sure, advice, step=case.step, line=line, evidence=_evidence(first))
 
 
+def _samples_differ(case: Against, first: Compared) -> Broken:
+    alone = case.one.steps[case.step - 1]
+    ranks = [record.steps[case.step - 1] for record in case.many.values()]
+    ours = sum(len(rows or ()) for rows in rows_of(alone))
+    theirs = len({row for step in ranks for rows in rows_of(step) for row in rows or ()})
+    return Broken(
+        f"in step {case.step}, {_ranks(case)} train on other samples than one rank: {theirs} different ones, one "
+        f"rank on {ours}",
+        "possible",
+        "say how the batch of a rank depends on their number, as in `--batch-size {32/world}`, and draw the same "
+        "order of samples with one seed; else this is how ranks divide the data, and nothing more can be compared",
+        step=case.step,
+        line=alone.forwards[0].line if alone.forwards else None,
+        evidence=_evidence(first),
+    )
+
+
 def _call_line(ranks: list[Step], names: tuple[str, ...]) -> Place | None:
     """Return the last line of the user's that called one of some collectives: a library runs the rest of the step."""
     lines = [call.line for step in ranks for call in step.calls if call.call in names and call.line is not None]
@@ -141,25 +147,9 @@ def _gradient(case: Against, first: Compared) -> Broken:
     ranks = [record.steps[case.step - 1] for record in case.many.values()]
     names = [each.name for each in case.others if each.differs]
     line = (alone.backwards[-1].line if alone.backwards else alone.line) or _call_line(ranks, _REDUCTIONS)
-    evidence = _evidence(first)
     factor = first.factor if first.name == CLIPPED_NORM else _one_factor(case.others)
-    world = case.world_size
     if factor is not None:
-        known = {float(world): "the number of ranks", 1.0 / world: "one over the number of ranks"}
-        is_known = next((text for value, text in known.items() if math.isclose(value, factor, rel_tol=1e-2)), "")
-        says = f"in step {case.step}, all gradients are {factor:.4g} times those of one rank"
-        return Broken(
-            f"{says}: {is_known}" if is_known else says,
-            "likely",
-            "average the gradients over ranks and micro-batches exactly once: a sum over ranks that is read as a mean, "
-            "or a mean that is divided again"
-            if is_known
-            else "look for a loss that is divided by another number, or for clipping by another norm than that of the "
-            "whole gradient",
-            step=case.step,
-            line=line,
-            evidence=evidence,
-        )
+        return _all_have_a_factor(case, first, factor, line)
     backward = first_backward(case)
     nodes = [node for step in ranks for each in step.backwards for node in each.graph]
     targets = [node.weight for node in nodes if node.weight and node.reduction == MEAN]
@@ -178,7 +168,26 @@ def _gradient(case: Against, first: Compared) -> Broken:
     sure: Sure = "likely"
     if any(forward.draws for step in (alone, *ranks) for forward in step.forwards):
         sure = "possible"
-    return Broken(says, sure, advice, step=case.step, line=line, evidence=evidence)
+    return Broken(says, sure, advice, step=case.step, line=line, evidence=_evidence(first))
+
+
+def _all_have_a_factor(case: Against, first: Compared, factor: float, line: Place | None) -> Broken:
+    world = case.world_size
+    known = {float(world): "the number of ranks", 1.0 / world: "one over the number of ranks"}
+    meaning = next((text for value, text in known.items() if math.isclose(value, factor, rel_tol=1e-2)), "")
+    says = f"in step {case.step}, all gradients are {factor:.4g} times those of one rank"
+    return Broken(
+        f"{says}: {meaning}" if meaning else says,
+        "likely",
+        "average the gradients over ranks and micro-batches exactly once: a sum over ranks that is read as a mean, "
+        "or a mean that is divided again"
+        if meaning
+        else "look for a loss that is divided by another number, or for clipping by another norm than that of the "
+        "whole gradient",
+        step=case.step,
+        line=line,
+        evidence=_evidence(first),
+    )
 
 
 def _reduced_at(case: Against, names: list[str]) -> Place | None:

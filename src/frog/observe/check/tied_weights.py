@@ -16,48 +16,70 @@ def tied_weights(case: Comparison) -> Broken | None:
     case.require_steps()
     seen = False
     for record in case.records.values():
-        for module in record.modules.values():
-            if module.untied is not None and record.trains(module):
-                name, made = module.untied
-                return Broken(
-                    f"{name} is a tensor of its own, although the model's configuration ties it to the embedding "
-                    "(tie_word_embeddings): a file that is loaded ties them again, and one of both is lost",
-                    "likely",
-                    "call `model.tie_weights()` after a head or an embedding was replaced, or set "
-                    "`config.tie_word_embeddings = False`",
-                    step=1,
-                    ranks=(record.rank,),
-                    line=made,
-                )
-        for optimizer, table in record.tables.items():
-            steps = record.sampled(optimizer)
-            for one, other in _alike(table.parameters):
-                first = next((step for step in steps if step.step == 1), None)
-                if first is None or first.before[one] is None or first.before[one] != first.before[other]:
-                    continue
-                seen = True
-                apart = next((step for step in steps if step.weight_bits(one) != step.weight_bits(other)), None)
-                if apart is None:
-                    continue
-                names = [case.name(optimizer, index, record.rank) for index in (one, other)]
-                return Broken(
-                    f"{names[0]} and {names[1]} were equal when training began and differ since step {apart.step}: "
-                    "two tensors where one was meant",
-                    "likely",
-                    "tie the weights again after wrapping, sharding or loading: `head.weight = embedding.weight`, "
-                    "and check with `is`",
-                    step=apart.step,
-                    ranks=(record.rank,),
-                    line=table.parameters[other].made or table.made,
-                )
-    for embedding, head in _ends_of_pipelines(case):
+        broken = _untied(record)
+        if broken is not None:
+            return broken
+        for optimizer, embedding, head in _equal_at_the_start(record):
+            seen = True
+            broken = _no_longer_equal(case, record, optimizer, (embedding, head))
+            if broken is not None:
+                return broken
+    for first, last in _ends_of_pipelines(case):
         seen = True
-        broken = _no_longer_shared(case, embedding, head)
+        broken = _no_longer_shared(case, first, last)
         if broken is not None:
             return broken
     if not seen:
         raise NotObservable("no embedding began equal to another layer's separate tensor")
     return None
+
+
+def _untied(record: RankRecord) -> Broken | None:
+    """Find a head that is not tied to the embedding although the model's configuration says so."""
+    for module in record.modules.values():
+        if module.untied is not None and record.trains(module):
+            name, made = module.untied
+            return Broken(
+                f"{name} is a tensor of its own, although the model's configuration ties it to the embedding "
+                "(tie_word_embeddings): a file that is loaded ties them again, and one of both is lost",
+                "likely",
+                "call `model.tie_weights()` after a head or an embedding was replaced, or set "
+                "`config.tie_word_embeddings = False`",
+                step=1,
+                ranks=(record.rank,),
+                line=made,
+            )
+    return None
+
+
+def _equal_at_the_start(record: RankRecord) -> Iterator[tuple[int, int, int]]:
+    """Yield an optimizer and its places of an embedding and of another layer's tensor that began equal."""
+    for optimizer, table in record.tables.items():
+        first = next((step for step in record.sampled(optimizer) if step.step == 1), None)
+        if first is None:
+            continue
+        for embedding, head in _alike(table.parameters):
+            if first.before[embedding] is not None and first.before[embedding] == first.before[head]:
+                yield optimizer, embedding, head
+
+
+def _no_longer_equal(case: Comparison, record: RankRecord, optimizer: int, pair: tuple[int, int]) -> Broken | None:
+    """Report the step from which an embedding and a head of one rank differ."""
+    table, steps = record.tables[optimizer], record.sampled(optimizer)
+    apart = next((step for step in steps if len({step.weight_bits(place) for place in pair}) > 1), None)
+    if apart is None:
+        return None
+    embedding, head = (case.name(optimizer, place, record.rank) for place in pair)
+    return Broken(
+        f"{embedding} and {head} were equal when training began and differ since step {apart.step}: "
+        "two tensors where one was meant",
+        "likely",
+        "tie the weights again after wrapping, sharding or loading: `head.weight = embedding.weight`, "
+        "and check with `is`",
+        step=apart.step,
+        ranks=(record.rank,),
+        line=table.parameters[pair[1]].made or table.made,
+    )
 
 
 @dataclass(frozen=True)
