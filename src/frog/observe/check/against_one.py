@@ -71,7 +71,7 @@ class Compared:
     norm: float = 0.0
     is_sum: bool = False
     """True if the ranks' outputs are parts of a sum that the program adds later."""
-    is_apart: bool = False
+    copies_differ: bool = False
     """True if ranks that should hold copies hold other numbers."""
 
     @property
@@ -137,7 +137,7 @@ def against_one(many: dict[int, RankRecord], one: RankRecord, rounded: RankRecor
     if not steps:
         against.ended = "no optimizer of torch.optim took a step in all runs"
         return against
-    against.own = _of_single_ranks(many)
+    against.own = _experts_of_single_ranks(many)
     for index in range(steps):
         against.step = index + 1
         if not _compare_step(against, index):
@@ -296,7 +296,7 @@ def _together(one: Sums, other: Sums) -> Sums:
     )
 
 
-def _of_single_ranks(many: dict[int, RankRecord]) -> set[str]:
+def _experts_of_single_ranks(many: dict[int, RankRecord]) -> set[str]:
     """Return the experts that each rank has for itself, under names that other ranks use for theirs.
 
     They begin with other weights than those of the same name on other ranks, while other parameters begin with equal
@@ -310,8 +310,8 @@ def _of_single_ranks(many: dict[int, RankRecord]) -> set[str]:
             is_part = bool(parameter.whole) and parameter.whole != parameter.shape
             if parameter.names and not parameter.placements and not is_part:
                 bits.setdefault(parameter.names[0], set()).add(before)
-    apart = {name for name, values in bits.items() if len(values) > 1 and ".experts." in f".{name}."}
-    return apart if len(apart) < len(bits) else set()
+    experts = {name for name, values in bits.items() if len(values) > 1 and ".experts." in f".{name}."}
+    return experts if len(experts) < len(bits) else set()
 
 
 def _is_below(module: str, parameter: str) -> bool:
@@ -345,11 +345,20 @@ def _compare(kind: Kind, name: str, parts: list[Sums], whole: Sums, noise: float
             is_sum = True
     allowed = _DEVIATIONS * max(noise, _rounding(whole))
     own = [each.sums for each in parts if each.sums is not None]
-    is_apart = copies == len(parts) > 1 and any(_distance(own[0], each, norm) > allowed for each in own[1:])
+    copies_differ = copies == len(parts) > 1 and any(_distance(own[0], each, norm) > allowed for each in own[1:])
     factor, rest = _multiple(ours, theirs, norm)
     difference = _distance(ours, theirs, norm)
     return Compared(
-        kind, name, difference, allowed, **facts, factor=factor, rest=rest, norm=norm, is_sum=is_sum, is_apart=is_apart
+        kind,
+        name,
+        difference,
+        allowed,
+        **facts,
+        factor=factor,
+        rest=rest,
+        norm=norm,
+        is_sum=is_sum,
+        copies_differ=copies_differ,
     )
 
 

@@ -182,7 +182,7 @@ def weights_loaded(case: Comparison) -> Broken | None:
     for rank, record in case.records.items():
         for number, call in record.calls("load_model", "loaded", "loaded_aside"):
             seen = True
-            lost = _lost(call)
+            lost = _weights_lost_by(call)
             if lost is not None:
                 return Broken(*lost, step=number, ranks=(rank,), line=call.line)
     if not seen:
@@ -190,7 +190,7 @@ def weights_loaded(case: Comparison) -> Broken | None:
     return None
 
 
-def _lost(call: Call) -> tuple[str, Literal["likely", "possible"], str] | None:
+def _weights_lost_by(call: Call) -> tuple[str, Literal["likely", "possible"], str] | None:
     """Return what is lost of a load, how surely, and what to do."""
     names = some_of(call.lost, MOST_NAMES)
     if call.ignored and not call.missing and not call.unexpected:

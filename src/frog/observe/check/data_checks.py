@@ -169,8 +169,8 @@ def _held_out_by_one_rank(case: Comparison) -> Broken | None:
         mine, theirs = case.records[rank], case.records[other]
         trained, held_out = zip(_trained_and_held_out(mine), _trained_and_held_out(theirs), strict=True)
         common = (trained[0] & held_out[1]) | (trained[1] & held_out[0])
-        apart = not any(ours & held for ours, held in zip(trained, held_out, strict=True))
-        if not apart or len(common) < _LEAST_HELD_OUT or not case.in_data_group(rank, other):
+        are_separate = not any(ours & held for ours, held in zip(trained, held_out, strict=True))
+        if not are_separate or len(common) < _LEAST_HELD_OUT or not case.in_data_group(rank, other):
             continue
         train = training_loaders(mine)
         evaluated = next((loader for loader in mine.loaders if loader.loader not in train), None)

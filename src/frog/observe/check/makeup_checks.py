@@ -129,7 +129,7 @@ def _undivided_micro_batches(case: Comparison) -> Broken | None:
     return None
 
 
-def shards_scaled_apart(case: Comparison) -> Broken | None:
+def shards_scaled_unequally(case: Comparison) -> Broken | None:
     """Find ranks that scale their shards of one gradient by factors of their own."""
     for moment in case.all_sampled():
         scales = {rank: shard_scale(step) for rank, step in moment.of.items()}

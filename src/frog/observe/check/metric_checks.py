@@ -61,14 +61,16 @@ def _other_order(ours: list[Call], theirs: list[Call]) -> tuple[list[str], list[
     """Return the names of two ranks' metrics if they are the same ones in another order."""
     variables = {name for call in ours for name in call.named}
     loops = [tuple([call.named.get(name, "") for call in calls] for calls in (ours, theirs)) for name in variables]
-    stacks = [(mine, yours) for one, other in zip(ours, theirs, strict=True) for mine, yours in _first(one, other)]
+    stacks = [
+        (mine, yours) for one, other in zip(ours, theirs, strict=True) for mine, yours in _innermost_keys(one, other)
+    ]
     for mine, yours in [*loops, *stacks]:
         if mine != yours and sorted(mine) == sorted(yours):
             return list(dict.fromkeys(mine)), list(dict.fromkeys(yours))
     return None
 
 
-def _first(one: Call, other: Call) -> list[tuple[list[str], list[str]]]:
+def _innermost_keys(one: Call, other: Call) -> list[tuple[list[str], list[str]]]:
     """Return the keys of the innermost mapping whose values two ranks may have stacked."""
     return [(one.orders[0], other.orders[0])] if one.orders and other.orders else []
 

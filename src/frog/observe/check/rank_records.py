@@ -498,7 +498,7 @@ _AnyLine = Start | Module | Parameters | Step | Loader | Batch | End | Stopped
 _decoder = msgspec.json.Decoder(_AnyLine)
 
 
-def seeded_apart(records: Iterable[RankRecord], name: str) -> Place | None:
+def line_of_unequal_seeds(records: Iterable[RankRecord], name: str) -> Place | None:
     """Return the line that set another seed on each of some ranks before they created a parameter; None if none did."""
     seeds = [
         each.seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from frog.observe.check.comparison import Comparison, Moment, NotObservable
-from frog.observe.check.makeup_checks import clipped_before_the_end, shards_scaled_apart
+from frog.observe.check.makeup_checks import clipped_before_the_end, shards_scaled_unequally
 from frog.observe.check.rank_records import Call, Step
 from frog.observe.check.replica_evidence import differs, replicas_of
 from frog.observe.check.replica_gradients import gradients_when_used
@@ -66,7 +66,7 @@ def clipping_norms(case: Comparison) -> Broken | None:
             broken = _clipped_by_own_norms(case, moment, calls)
             if broken is not None:
                 return broken
-    broken = shards_scaled_apart(case) or clipped_before_the_end(case)
+    broken = shards_scaled_unequally(case) or clipped_before_the_end(case)
     if broken is None and not seen:
         raise NotObservable("no call of torch.nn.utils.clip_grad_norm_ was sampled on all ranks")
     return broken

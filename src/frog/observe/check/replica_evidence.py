@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from frog.core.units import some_of
 from frog.observe.check.comparison import MOST_NAMES, Comparison, Moment, NotObservable, Replica
-from frog.observe.check.rank_records import Fingerprint, Place, Step, seeded_apart
+from frog.observe.check.rank_records import Fingerprint, Place, Step, line_of_unequal_seeds
 
 
 def replicas_of(case: Comparison) -> list[Replica]:
@@ -66,4 +66,4 @@ def made_at(case: Comparison, replica: Replica) -> Place | None:
     if parameter is None:
         return None
     records = [case.records[rank] for rank in replica.ranks]
-    return seeded_apart(records, parameter.names[0] if parameter.names else "") or parameter.made
+    return line_of_unequal_seeds(records, parameter.names[0] if parameter.names else "") or parameter.made

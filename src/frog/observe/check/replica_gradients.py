@@ -148,7 +148,7 @@ def _not_reduced_with_others(difference: _Difference) -> Broken | None:
 def _nothing_averaged(difference: _Difference) -> Broken:
     case, known = difference.case, difference.first.known
     exchanges = case.reduces or known
-    sure: Sure = "possible" if _trains_apart(case, difference.moment) else "likely"
+    sure: Sure = "possible" if _may_differ_on_purpose(case, difference.moment) else "likely"
     return difference.broken(
         ": nothing averaged them"
         + ("" if exchanges else ", and the ranks exchange nothing at all: each trains a model of its own"),
@@ -193,7 +193,7 @@ def _between_parts_of_layers(difference: _Difference) -> Broken | None:
     return None
 
 
-def _trains_apart(case: Comparison, moment: Moment) -> bool:
+def _may_differ_on_purpose(case: Comparison, moment: Moment) -> bool:
     """True if the ranks' trainings may differ on purpose: other settings, as in a sweep, equal batches, of which
     replicas gain nothing, or some samples in common and some not, as the folds of a cross-validation have.
     """
@@ -310,13 +310,13 @@ def _not_reduced(case: Comparison, moment: Moment, replica: Replica, left: dict[
         if index in held or parameter.mesh is not None or not parameter.names:
             continue
         bits = {values[index] if index < len(values) else None for values in left.values()}
-        same = {(tuple(each.names), tuple(each.shape)) for each in _on(case, replica, index)}
+        same = {(tuple(each.names), tuple(each.shape)) for each in _on_each_rank(case, replica, index)}
         if len(bits) > 1 and None not in bits and len(same) == 1:
             return index
     return None
 
 
-def _on(case: Comparison, replica: Replica, index: int) -> Iterator[Parameter]:
+def _on_each_rank(case: Comparison, replica: Replica, index: int) -> Iterator[Parameter]:
     """Yield a parameter of an optimizer on each rank of a replica."""
     for rank in replica.ranks:
         parameter = case.parameter(replica.optimizer, index, rank)

@@ -262,13 +262,13 @@ def statistics_in_evaluations(case: Comparison) -> Broken | None:
             forwards = [evaluations[rank][number] for rank in ranks]
             names = [name for name in forwards[0].buffers if all(name in each.buffers for each in forwards)]
             seen = seen or bool(names)
-            apart = [name for name in names if len({each.buffers[name] for each in forwards}) > 1]
-            if apart:
+            different = [name for name in names if len({each.buffers[name] for each in forwards}) > 1]
+            if different:
                 module = case.records[ranks[0]].modules[forwards[0].module]
                 stays = module.broadcasts is False
                 return Broken(
                     f"the evaluation at {forwards[0].line} before step {number} uses other running statistics on each "
-                    f"of {span([*ranks])}: {some_of(apart, MOST_NAMES)}"
+                    f"of {span([*ranks])}: {some_of(different, MOST_NAMES)}"
                     + (f"; DDP, at {module.made}, does not send buffers" if stays else ""),
                     "likely" if stays else "possible",
                     "let DDP send them (broadcast_buffers=True, and call the wrapper), use SyncBatchNorm, or average "

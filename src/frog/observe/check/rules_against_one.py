@@ -18,7 +18,7 @@ from frog.observe.check.against_one import (
     rows_of,
 )
 from frog.observe.check.comparison import MOST_NAMES, NotObservable
-from frog.observe.check.rank_records import MEAN, Place, Step, seeded_apart
+from frog.observe.check.rank_records import MEAN, Place, Step, line_of_unequal_seeds
 from frog.observe.check.rule import Broken, Rule, Sure
 
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
@@ -58,9 +58,9 @@ def _start(case: Against, first: Compared) -> Broken:
 
 def _made(case: Against, name: str) -> Place | None:
     """Return the line that made a parameter on the ranks, or that gave each of them another seed before."""
-    apart = seeded_apart(case.many.values(), name)
-    if apart is not None:
-        return apart
+    seeded = line_of_unequal_seeds(case.many.values(), name)
+    if seeded is not None:
+        return seeded
     tables = (table for record in case.many.values() for table in record.tables.values())
     return next((each.made for table in tables for each in table.parameters if name in each.names[:1]), None)
 
@@ -76,7 +76,7 @@ def _output(case: Against, first: Compared) -> Broken:
     if case.step == 1 and before:
         says += f"; {count(before, 'output')} before it {'agrees' if before == 1 else 'agree'}"
     line = first.line
-    parts = _last_sum(case.others[:-1]) if first.is_apart else None
+    parts = _last_sum(case.others[:-1]) if first.copies_differ else None
     if parts is not None:
         says += (
             f". The outputs of {parts.name} before it, called at {parts.line}, are parts of a sum: nothing adds them"

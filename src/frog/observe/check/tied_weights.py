@@ -12,7 +12,7 @@ from frog.observe.check.rule import Broken
 
 
 def tied_weights(case: Comparison) -> Broken | None:
-    """Find an embedding and an output layer that began equal and came apart."""
+    """Find an embedding and an output layer that began equal and no longer are."""
     case.require_steps()
     seen = False
     for record in case.records.values():
@@ -66,17 +66,17 @@ def _equal_at_the_start(record: RankRecord) -> Iterator[tuple[int, int, int]]:
 def _no_longer_equal(case: Comparison, record: RankRecord, optimizer: int, pair: tuple[int, int]) -> Broken | None:
     """Report the step from which an embedding and a head of one rank differ."""
     table, steps = record.tables[optimizer], record.sampled(optimizer)
-    apart = next((step for step in steps if len({step.weight_bits(place) for place in pair}) > 1), None)
-    if apart is None:
+    first_different = next((step for step in steps if len({step.weight_bits(place) for place in pair}) > 1), None)
+    if first_different is None:
         return None
     embedding, head = (case.name(optimizer, place, record.rank) for place in pair)
     return Broken(
-        f"{embedding} and {head} were equal when training began and differ since step {apart.step}: "
+        f"{embedding} and {head} were equal when training began and differ since step {first_different.step}: "
         "two tensors where one was meant",
         "likely",
         "tie the weights again after wrapping, sharding or loading: `head.weight = embedding.weight`, "
         "and check with `is`",
-        step=apart.step,
+        step=first_different.step,
         ranks=(record.rank,),
         line=table.parameters[pair[1]].made or table.made,
     )
@@ -121,17 +121,18 @@ def _ends_of_pipelines(case: Comparison) -> list[tuple[_End, _End]]:
 def _no_longer_shared(case: Comparison, first: _End, last: _End) -> Broken | None:
     """Report the step from which the two ends of a pipeline have different weights."""
     pairs = zip(first.steps, last.steps, strict=False)
-    apart = next((one for one, two in pairs if one.weight_bits(first.index) != two.weight_bits(last.index)), None)
-    if apart is None:
+    differing = (step for step, other in pairs if step.weight_bits(first.index) != other.weight_bits(last.index))
+    first_different = next(differing, None)
+    if first_different is None:
         return None
     names = [case.name(end.optimizer, end.index, end.record.rank) for end in (first, last)]
     ranks = first.record.rank, last.record.rank
     return Broken(
         f"{names[0]} on rank {ranks[0]} and {names[1]} on rank {ranks[1]} were equal when training began and differ "
-        f"since step {apart.step}: the two ends of the pipeline no longer share them",
+        f"since step {first_different.step}: the two ends of the pipeline no longer share them",
         "likely",
         "add the gradients of both ends in each step, and only then divide or scatter them over data ranks",
-        step=apart.step,
+        step=first_different.step,
         ranks=ranks,
         line=last.parameter.made,
     )

@@ -104,8 +104,8 @@ def _print_comparison(comparison: Comparison) -> None:
     from rich.text import Text
 
     screen = _console()
-    for letter, line in zip("AB", comparison.titles, strict=True):
-        screen.print(Text(f"{letter}  {line}"))
+    for side, line in zip("AB", comparison.titles, strict=True):
+        screen.print(Text(f"{side}  {line}"))
     for note in comparison.notes:
         screen.print(Text(f"   {note}", style="dim"))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
