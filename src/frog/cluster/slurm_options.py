@@ -248,8 +248,8 @@ def _long(text: str, line: int, following: str | None, table: Mapping[str, Optio
     if option.takes == "-" and equals:
         return [GivenOption(line, written, option, value, "takes no value", written)], 1
     if option.takes != "=" or equals:
-        missing = option.takes == "=" and not value
-        return [GivenOption(line, written, option, value if equals else None, "has no value" if missing else None)], 1
+        problem = "has no value" if option.takes == "=" and not value else None
+        return [GivenOption(line, written, option, value if equals else None, problem)], 1
     asked, used = _separate(line, written, option, following)
     return [asked], used
 

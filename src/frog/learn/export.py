@@ -66,7 +66,8 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
     """Write the file; by default, in the current directory under the learner's name."""
     progress = standing.progress
     path = path or Path(f"frog-learn-{re.sub(r'[^a-z0-9]+', '-', progress.name.lower()).strip('-') or 'me'}.json")
-    begun = [e for e in standing.exercises if (work := standing.work(e)).checks or work.hints or work.gave_up]
+    works = [(exercise, standing.work(exercise)) for exercise in standing.exercises]
+    begun = [exercise for exercise, work in works if work.checks or work.hints or work.gave_up]
     export = Export(
         learner=progress.learner,
         named=progress.named,

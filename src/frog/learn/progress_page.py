@@ -80,12 +80,15 @@ def _prediction_rows(standing: Standing) -> list[dict[str, Any]]:
 
 def _belief_rows(standing: Standing) -> list[dict[str, Any]]:
     """Return the misconceptions that checks found, by exercise; omit general ones, which have no belief."""
-    return [
-        {"number": exercise.number, "times": rejected.times, "belief": known.belief, "last": rejected.last}
-        for exercise in standing.exercises
-        for name, rejected in standing.work(exercise).rejected.items()
-        if (known := exercise.misconception(name))
-    ]
+    rows = []
+    for exercise in standing.exercises:
+        for name, rejected in standing.work(exercise).rejected.items():
+            known = exercise.misconception(name)
+            if known is not None:
+                rows.append(
+                    {"number": exercise.number, "times": rejected.times, "belief": known.belief, "last": rejected.last}
+                )
+    return rows
 
 
 def _quiz_rows(standing: Standing) -> list[dict[str, Any]]:

@@ -103,7 +103,8 @@ def parse_array(text: str) -> ArraySpec:
         tasks |= set(range(first, last + 1, by))
     ordered = tuple(sorted(tasks))
     gaps = {after - before for before, after in pairwise(ordered)}
-    return ArraySpec(ordered, gaps.pop() if len(gaps) == 1 else 1, int(most) if percent else None)
+    step = gaps.pop() if len(gaps) == 1 else 1
+    return ArraySpec(ordered, step, int(most) if percent else None)
 
 
 @dataclass(frozen=True)

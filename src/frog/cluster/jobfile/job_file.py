@@ -418,10 +418,11 @@ def mark_placeholders(text: str, first_line: int) -> tuple[str, dict[int, str]]:
         if line.lstrip().startswith("#") and not head:
             continue
         patterns = [_ANYWHERE] if _SAYS.match(line) else [_ANYWHERE, _NAMED]
-        head_patterns = (
-            [_BRACED, _SQUARE, _CAPITALS, _YOUR, _CROSSES, *([_VARIABLE] if inserted else [])] if head else []
-        )
-        for pattern in (*patterns, *head_patterns):
+        if head:
+            patterns += [_BRACED, _SQUARE, _CAPITALS, _YOUR, _CROSSES]
+        if head and inserted:
+            patterns.append(_VARIABLE)
+        for pattern in patterns:
             for match in pattern.finditer(line):
                 placeholders.setdefault(place + first_line, match[0].strip("=/ "))
             line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " ", "/"))] + PLACEHOLDER, line)

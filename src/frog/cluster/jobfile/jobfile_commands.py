@@ -116,9 +116,12 @@ def _explain_launcher_file(args: argparse.Namespace) -> int:
     return 1 if traps else 0
 
 
-def _num_findings(traps: int, advice: int) -> str:
-    count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}"
-    return f"{count}, {advice} piece{'' if advice == 1 else 's'} of advice" if advice else count
+def _num_findings(traps: int, advice: int, where: str = "") -> str:
+    """Say how many traps and pieces of advice there are. where: the words after the traps."""
+    text = f"{traps or 'no'} trap{'' if traps == 1 else 's'}{where}"
+    if not advice:
+        return text
+    return f"{text}, {advice} piece{'' if advice == 1 else 's'} of advice"
 
 
 def _version(text: str | None) -> tuple[int, int] | None:
@@ -227,8 +230,7 @@ def _count(explanation: Explanation) -> str:
     traps = len(explanation.traps)
     advice = len(explanation.findings) - traps
     understood = " in the lines that Frog understood" if explanation.partial and not traps else ""
-    count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}{understood}"
-    return f"{count}, {advice} piece{'' if advice == 1 else 's'} of advice" if advice else count
+    return _num_findings(traps, advice, understood)
 
 
 def _format_finding(finding: Finding, path: Path) -> list[str]:

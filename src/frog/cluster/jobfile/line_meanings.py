@@ -267,8 +267,8 @@ def _sources(word: Word, job: JobFile, in_task: bool) -> list[str]:
         elif name in known:
             sources.append(f"{name} is {known[name][0]}, by {known[name][1]}")
         elif name in SLURM_VARIABLES:
-            own = (", each task's own" if in_task else ", here the first node's for all") if name in PER_TASK else ""
-            sources.append(f"{name} is {SLURM_VARIABLES[name]}{own}")
+            own = ", each task's own" if in_task else ", here the first node's for all"
+            sources.append(f"{name} is {SLURM_VARIABLES[name]}{own if name in PER_TASK else ''}")
         elif name.startswith("SLURM"):
             sources.append(f"{name} is set by Slurm")
     return sources

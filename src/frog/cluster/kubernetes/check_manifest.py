@@ -42,7 +42,9 @@ def check_manifest(path: Path) -> int:
     for problem in problems[:_MOST_SHOWN]:
         print(f"  - {shortened(problem, 500)}")
     more = f", {_MOST_SHOWN} shown" if len(problems) > _MOST_SHOWN else ""
-    count = f"{len(problems)} mistake{'' if len(problems) == 1 else 's'}" if problems else "no mistakes found"
+    count = "no mistakes found"
+    if problems:
+        count = f"{len(problems)} mistake{'' if len(problems) == 1 else 's'}"
     print(f"{path}: {count}{more}")
     return 1 if problems else 0
 

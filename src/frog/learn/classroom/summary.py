@@ -63,7 +63,8 @@ def stops(reports: Sequence[Report], exercises: Sequence[dict[str, Any]]) -> lis
     """Return the exercises where learners are stuck, took help, or had a solution rejected; worst first."""
     rows = []
     for exercise in exercises:
-        works = [work for report in reports if (work := report.work(exercise["id"])) != Work(shipped=work.shipped)]
+        every = [report.work(exercise["id"]) for report in reports]
+        works = [work for work in every if work != Work(shipped=work.shipped)]
         passed = [work for work in works if work.passed]
         rows.append(
             {

@@ -75,9 +75,10 @@ def _no_answer(late: Sequence[Need], num_needs: int, seen: Mapping[str, Seen]) -
 
 
 def _lab(verdict: LabVerdict) -> Iterator[str]:
-    says = "runs" if verdict.runs else "install first:" if verdict.missing else "unknown: checks took too long"
-    if verdict.runs and verdict.instead:
-        says = "runs, with these substitutes:"
+    if verdict.runs:
+        says = "runs, with these substitutes:" if verdict.instead else "runs"
+    else:
+        says = "install first:" if verdict.missing else "unknown: checks took too long"
     yield f"lab {verdict.lab}, {LABS[verdict.lab]}: {says}"
     yield from _commands(verdict.missing)
     if verdict.instead and not verdict.runs:
