@@ -122,18 +122,18 @@ class Session:
             checked = Checked(exercise, problem=str(problem), is_lost=True)
         self._events.put(("checked", checked))
 
-    def _checked(self, found: Checked) -> None:
+    def _checked(self, checked: Checked) -> None:
         self.is_checking = False
-        if found.is_lost:
+        if checked.is_lost:
             self._grader.close()
             self._grader = self._make_grader()
-        if found.verdict is not None:
-            verdict = found.verdict
+        if checked.verdict is not None:
+            verdict = checked.verdict
             self._update(lambda progress: with_verdict(progress, verdict))
-        if found.exercise == self.exercise:
-            self.verdict, self.problem = found.verdict, found.problem
+        if checked.exercise == self.exercise:
+            self.verdict, self.problem = checked.verdict, checked.problem
             self.checked_at = time_text()
-            self._show_result(found.verdict is None or found.verdict.status != "unsolved")
+            self._show_result(checked.verdict is None or checked.verdict.status != "unsolved")
         if self._is_stale:
             self._is_stale = False
             self._check(self._read())

@@ -242,9 +242,9 @@ def attempt(job: KubernetesJob, restarts: int) -> KubernetesJob:
     return replace(job, uid=str(uuid.uuid4()), template=template)
 
 
-def _with_policies(found: JobSet, spec: Fields, names: Sequence[str]) -> JobSet:
+def _with_policies(job_set: JobSet, spec: Fields, names: Sequence[str]) -> JobSet:
     """Return the set with its success and failure policies."""
-    for position, member in enumerate(found.members):
+    for position, member in enumerate(job_set.members):
         for other, _ in member.after:
             if other not in names[:position]:
                 spec.problem(f"{member.name} depends on {other!r}, which must come before it", "replicatedJobs")
@@ -257,7 +257,7 @@ def _with_policies(found: JobSet, spec: Fields, names: Sequence[str]) -> JobSet:
     max_restarts = failure.number("maxRestarts", 0)
     failure.done()
     return replace(
-        found,
+        job_set,
         max_restarts=max_restarts,
         rules=rules,
         wait_for_end=strategy == "BlockingRecreate",

@@ -142,13 +142,14 @@ def _unlike_journal(export: Export) -> Iterator[str]:
     for place, record in enumerate(export.exercises):
         found, expected = record.work, noted.work(record.id)
         for field in _SAME:
-            if (here := getattr(found, field)) != (there := getattr(expected, field)):
+            here, there = getattr(found, field), getattr(expected, field)
+            if here != there:
                 yield f"$.exercises[{place}].work.{field}: found {_said(here)}, its journal says {_said(there)}"
     if export.named != noted.named:
         yield "$.named: is not the name that its journal has"  # a page with pseudonyms shows this too
-    yield from _unlike("predictions", export.predictions, noted.predictions)
-    yield from _unlike("quizzes", export.quizzes, noted.quizzes)
-    yield from _unlike("drills", export.drills, noted.drills)
+    yield from _differences("predictions", export.predictions, noted.predictions)
+    yield from _differences("quizzes", export.quizzes, noted.quizzes)
+    yield from _differences("drills", export.drills, noted.drills)
     for run in sorted({run for run, _ in export.records.items() ^ noted.records.items()}):
         yield f"$.records: {run}: does not match the journal"
     gone = noted.exercises.keys() - {record.id for record in export.exercises} - _only_guessed(noted)
@@ -160,7 +161,7 @@ def _only_guessed(progress: Progress) -> set[str]:
     return {name for name, work in progress.exercises.items() if not (work.checks or work.hints or work.gave_up)}
 
 
-def _unlike(field: str, found: Sequence[object], expected: Sequence[object]) -> Iterator[str]:
+def _differences(field: str, found: Sequence[object], expected: Sequence[object]) -> Iterator[str]:
     if len(found) != len(expected):
         yield f"$.{field}: found {len(found)}, its journal says {len(expected)}"
     for place, (here, there) in enumerate(zip(found, expected, strict=False)):
