@@ -24,9 +24,13 @@ _STREAM = "_InfiniteConstantSampler"
 def samples_of_ranks(case: Comparison) -> Broken | None:
     """Find data ranks that train on the same samples."""
     case.require_ranks()
-    broken = _split_twice(case) or _once_for_each_worker(case)
-    broken = broken or _split_by_each_rank(case) or _held_out_by_one_rank(case)
-    return broken if broken is not None else _same_samples(case)
+    return (
+        _split_twice(case)
+        or _once_for_each_worker(case)
+        or _split_by_each_rank(case)
+        or _held_out_by_one_rank(case)
+        or _same_samples(case)
+    )
 
 
 def _split_twice(case: Comparison) -> Broken | None:
