@@ -102,6 +102,10 @@ class Traits:
     """Multiprocessors that a collective takes from the computation next to it. DeepSeek-AI 2024, section 3.2.2, for the
     kernels of its own all-to-all; assumed for NCCL, which takes 6 where buffers are registered (NCCL 2.24)."""
 
+    splits_experts: bool = False
+    """tp also splits experts that ep divides, unless `expert_tp` is stated: Megatron-Core's default. Recipes of
+    Megatron-Bridge, and torchtitan, keep them whole."""
+
     def vocab_of_rank(self, vocab: int, tp: int) -> float:
         """Return the rows of the output matrix on the first of tp ranks, which has most."""
         edge = 128 if self.pads_vocab else 1
@@ -110,7 +114,11 @@ class Traits:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism and batch. Ranks vary fastest along tp, then cp, dp, pp; ep lies inside tp, cp and dp."""
+    """Degrees of parallelism and batch. Ranks vary fastest along tp, then cp, dp, pp.
+
+    The tp x cp x dp ranks of one stage also hold the experts: they vary fastest along expert_tp, then ep, and the rest
+    have copies.
+    """
 
     seq_len: int
     global_batch: int
@@ -120,6 +128,8 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    expert_tp: int | None = None
+    """Ranks of tensor parallelism in an expert; None: tp if ep is 1, else 1."""
     virtual_stages: int = 1
     schedule: Schedule = "1f1b"
     zero: int = 0
@@ -156,9 +166,21 @@ class Layout:
         return choose(self.zero_group > 0, least(self.zero_group, self.data), self.data)  # type: ignore[no-any-return]
 
     @cached_property
+    def expert_split(self) -> int:
+        """Ranks over which the matrices of an expert are split."""
+        if self.expert_tp is not None:
+            return self.expert_tp
+        return choose(self.ep > 1, 1, self.tp)  # type: ignore[no-any-return]
+
+    @cached_property
+    def expert_ranks(self) -> int:
+        """Ranks that hold all experts of a layer once."""
+        return self.ep * self.expert_split
+
+    @cached_property
     def num_expert_copies(self) -> int:
         """Number of ranks that hold the same experts."""
-        return most(1, self.data * self.tp // self.ep)  # type: ignore[no-any-return]
+        return most(1, self.data * self.tp // self.expert_ranks)  # type: ignore[no-any-return]
 
     @property
     def stream_split(self) -> int:
@@ -183,6 +205,7 @@ class Layout:
         """Return why a model cannot run with this layout, with both numbers; empty if it can."""
         degrees = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
         degrees |= {"micro_batch": self.micro_batch, "virtual_stages": self.virtual_stages, "seq_len": self.seq_len}
+        degrees |= {} if self.expert_tp is None else {"expert_tp": self.expert_tp}
         found = [f"{name}={value}: must be at least 1" for name, value in degrees.items() if value < 1]
         if found:
             return found
@@ -197,17 +220,25 @@ class Layout:
             found.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")
         if self.seq_len % self.cp:
             found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
-        if self.ep > 1 and not model.experts:
-            found.append(f"ep={self.ep}: the model has no experts")
-        elif self.ep > 1 and model.experts % self.ep:
-            found.append(f"experts={model.experts} do not divide by ep={self.ep}")
-        elif (ranks := self.dp * self.tp * self.cp) % self.ep:
-            found.append(f"ep={self.ep} does not divide dp x tp x cp = {ranks}")
+        found += self._misplaced_experts(model)
         if 0 < self.zero_group < self.data and self.data % self.zero_group:
             found.append(f"zero_group={self.zero_group} does not divide dp x cp = {self.data}")
         if self.zero not in (0, 1, 2, 3):
             found.append(f"zero={self.zero}: must be 0 to 3")
         return found
+
+    def _misplaced_experts(self, model: PlannedModel) -> list[str]:
+        """Return why the ranks of a stage cannot hold the experts of a layer."""
+        degrees = {"ep": self.ep} | ({} if self.expert_tp is None else {"expert_tp": self.expert_tp})
+        if not model.experts:
+            return [f"{name}={size}: the model has no experts" for name, size in degrees.items() if size > 1]
+        if model.experts % self.ep:
+            return [f"experts={model.experts} do not divide by ep={self.ep}"]
+        if (ranks := self.dp * self.tp * self.cp) % self.expert_ranks == 0:
+            return []
+        words = " x ".join(f"{name}={size}" for name, size in degrees.items())
+        product = f" = {self.expert_ranks}" if len(degrees) > 1 else ""
+        return [f"{words}{product} does not divide dp x tp x cp = {ranks}"]
 
     def _uneven_tensors(self, model: PlannedModel) -> list[str]:
         """Return what tp ranks cannot split evenly. Key/value heads may be fewer than ranks: some then hold copies."""
@@ -217,7 +248,9 @@ class Layout:
             found.append(f"kv_heads={model.kv_heads} neither divide by tp={tp} nor divide it")
         if model.layers > model.moe_layers and model.ffn % tp:
             found.append(f"ffn={model.ffn} does not divide by tp={tp}")
-        if model.moe_layers and self.ep == 1 and model.expert_ffn % tp:
+        if model.moe_layers and self.expert_tp is not None and model.expert_ffn % self.expert_tp:
+            found.append(f"expert_ffn={model.expert_ffn} does not divide by expert_tp={self.expert_tp}")
+        elif model.moe_layers and model.expert_ffn % self.expert_split:
             found.append(f"expert_ffn={model.expert_ffn} does not divide by tp={tp}, which splits experts if ep=1")
         if self.sequence_parallel and tokens % tp:
             found.append(f"seq_len / cp = {tokens} does not divide by tp={tp}, as sequence parallelism needs")
@@ -256,8 +289,7 @@ class Layout:
             model.moe_layer_shared_parameters() if model.experts else 0
         )
         ends = model.embedding_parameters() + choose(self.pp == 1, model.head_parameters(), 0)
-        split = choose(self.ep > 1, self.ep, self.tp)
-        experts = mixture * model.experts * (model.expert_parameters() if model.experts else 0) / split
+        experts = mixture * model.experts * (model.expert_parameters() if model.experts else 0) / self.expert_ranks
         return (dense + ends) / self.tp, experts
 
     def split(self, shared: float, experts: float) -> float:

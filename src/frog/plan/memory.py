@@ -106,7 +106,7 @@ class Kept:
     """For each token."""
     num_bytes: int
     """Bytes of one number."""
-    split: int = 1
+    split: float = 1
     """Ranks over which they are split."""
 
 
@@ -134,7 +134,8 @@ def kept_tensors(model: PlannedModel, layout: Layout) -> list[Kept]:
     if model.moe_layers:
         active = model.experts_per_token
         inner = (active + model.shared_experts) * model.expert_ffn
-        found.append(Kept("rows that enter and leave experts", 2 * active * width, size, tp))
+        # The ranks that split an expert gather their rows.
+        found.append(Kept("rows that enter and leave experts", 2 * active * width, size, tp / layout.expert_split))
     before = 1 if not model.gated else 2 if traits.fuses_gate else 3
     found.append(Kept("gate, up and activation of the FFN", before * inner, size, tp))
     found.append(Kept("input of the FFN's last product", inner, of_product, tp))

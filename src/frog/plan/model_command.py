@@ -28,6 +28,7 @@ _NUMBERS = {
     "pp": "ranks of pipeline parallelism",
     "cp": "ranks of context parallelism",
     "ep": "ranks of expert parallelism",
+    "expert_tp": "ranks that split each expert; default: as many as tp without ep or in Megatron-Core, else 1",
     "virtual_stages": "chunks of each pipeline rank",
     "zero_group": "ranks that split the states; default: all data-parallel ranks",
 }

@@ -69,7 +69,9 @@ def layout_words(run: PlannedRun) -> str:
     """Describe a layout: `dp 8 x tp 4 x pp 2, zero 1, micro-batch 1, selective recomputation, bf16`."""
     layout = run.layout
     sizes = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
-    mesh = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one GPU"
+    if run.model.moe_layers and max(layout.tp, layout.expert_split) > 1:
+        sizes["expert tp"] = layout.expert_split
+    mesh = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "expert tp") or "one GPU"
     words = [mesh, f"zero {layout.zero}"]
     if layout.zero_group:
         words[-1] += f" over {layout.shard}"

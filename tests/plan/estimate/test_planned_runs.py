@@ -486,16 +486,6 @@ def test_layers_that_do_not_divide_among_stages_are_said(
     assert [line.startswith(note) for line in json.loads(capsys.readouterr().out)["notes"]] == [True] * bool(note)
 
 
-def test_plan_says_that_tensor_parallel_ranks_do_not_split_experts() -> None:
-    named = NamedModel(model_of(DEEPSEEK_V3))
-
-    def chosen(**options: str) -> tuple[str, ...]:
-        return request_run(named, options, clusters()["h100x8"], 64).assumed
-
-    assert "expert_tp=1" in chosen(tp="8", ep="2")
-    assert "expert_tp=1" not in {*chosen(tp="8"), *chosen(ep="2")}
-
-
 def test_plan_that_does_not_fit_says_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", str(LLAMA_8B), "--cluster", "h100x8", "--zero", "0", "--software", "megatron"]
     assert main([*command, "--recompute", "none"]) == 0

@@ -277,7 +277,7 @@ def test_columns_of_a_mixture_are_its_model_and_layout() -> None:
     assert (layout.seq_len, layout.global_batch, layout.micro_batch, layout.precision) == (8192, 256, 1, "fp8")
     assert (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.virtual_stages) == (2, 4, 4, 2, 4, 2)
     assert (layout.zero, layout.zero_group, layout.sequence_parallel) == (2, 8, True)
-    assert run.assumed == ("virtual_stages=2",)
+    assert run.assumed == ("virtual_stages=2", "expert_tp=1")
 
 
 def test_plain_model_needs_few_columns() -> None:

@@ -161,6 +161,8 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
         forward.memory * 1e3,
         "ms",
     )
+    if model.moe_layers:
+        yield from _explain_experts(step)
     if layout.tp > 1:
         group = Group(layout.tp, 1)
         num_bytes = step.layers.stream_bytes
@@ -178,6 +180,36 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
             seconds * 1e3,
             "ms",
             "Thakur et al. 2005",
+        )
+
+
+def _explain_experts(step: StepModel) -> Iterator[Term]:
+    """Yield the rows of an expert, and what the ranks that split it gather."""
+    model, layout, layers = step.model, step.layout, step.layers
+    yield Term(
+        "rows of an expert in a micro-batch",
+        "tokens / tp x ep x expert tp x experts per token / experts",
+        f"{layout.tokens} / {layout.tp} * {layout.ep} * {layout.expert_split} * {model.experts_per_token} / "
+        f"{model.experts}",
+        layers.expert_rows,
+        "",
+    )
+    if num_bytes := layers.gathered_row_bytes:
+        yield Term(
+            "rows that the ranks of an expert gather",
+            "2 bytes x tokens / tp x expert tp x experts per token x hidden",
+            f"2 * {layout.tokens} / {layout.tp} * {layout.expert_split} * {model.experts_per_token} * {model.hidden}",
+            num_bytes,
+            "bytes",
+        )
+        seconds = step.links.gather(num_bytes, Group(layout.expert_split, 1))
+        yield Term(
+            "gather of these rows, and reduce-scatter of the sums, one layer forward",
+            "2 x the seconds of one",
+            f"2 * {_n(seconds * 1e3)}",
+            2 * seconds * 1e3,
+            "ms",
+            "Megatron-Core, `MoEAlltoAllTokenDispatcher`",
         )
 
 
@@ -271,7 +303,7 @@ def _explain_fat_tree(step: StepModel) -> Iterator[Term]:
             step.route.network / 1e9,
             "GB/s",
         )
-    if links.ranks_below_leaf(Group(layout.ep, 1)) < layout.ep:
+    if links.ranks_below_leaf(Group(layout.ep, layout.expert_split)) < layout.ep:
         yield Term(
             "bandwidth of an all-to-all above a leaf",
             "adapter / oversubscription",
@@ -319,11 +351,13 @@ def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
     shared, experts = step.stage_parameter_parts
     yield Term(
         "parameters of the stage",
-        "(layers of the stage + embedding) / tp + experts / ep",
+        "(layers of the stage + embedding) / tp + experts / (ep x expert tp)",
         f"{_n(shared)} + {_n(experts)}",
         step.stage_parameters,
         "",
     )
+    if experts:
+        yield _explain_expert_parameters(step, experts)
     each = kept_activations(step.model, layout)
     flight, layers = activations_in_flight(layout), layout.heaviest_layers(step.model.layers)
     yield Term(
@@ -357,6 +391,18 @@ def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
     )
     parts = " + ".join(_n(value / 2**30) for value in vars(memory).values())
     yield Term("memory", "sum of the kinds", parts, memory.total / 2**30, "GiB")
+
+
+def _explain_expert_parameters(step: StepModel, experts: float) -> Term:
+    model, layout = step.model, step.layout
+    layers = min(layout.heaviest_layers(model.layers), model.moe_layers)
+    return Term(
+        "experts of the rank",
+        "layers x experts x parameters of an expert / (ep x expert tp)",
+        f"{layers} * {model.experts} * {model.expert_parameters()} / ({layout.ep} * {layout.expert_split})",
+        experts,
+        "",
+    )
 
 
 def _explain_moment(step: StepModel, memory: Memory) -> Iterator[Term]:

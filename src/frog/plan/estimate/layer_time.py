@@ -83,7 +83,7 @@ class LayerModel:
     def overlaps_experts(self) -> bool:
         """True if the experts' all-to-all runs next to another micro-batch."""
         traits, ep = self.layout.traits, self.layout.ep
-        far = Group(ep, 1).inside(self.links.domain) < ep
+        far = Group(ep, self.layout.expert_split).inside(self.links.domain) < ep
         return traits.overlaps_experts or (traits.overlaps_far_experts and far)
 
     @property
@@ -121,7 +121,10 @@ class LayerModel:
         Source:  DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1.
         """
         hidden = min(comm.expert, computation)
-        left = self._left_of(comm.expert, hidden, ring_share(self.layout.ep) * sum(self.expert_bytes))
+        layout = self.layout
+        arrived = ring_share(layout.ep) * sum(self.expert_bytes)
+        arrived += 2 * ring_share(layout.expert_split) * self.gathered_row_bytes
+        left = self._left_of(comm.expert, hidden, arrived)
         return replace(comm, expert=left)
 
     def _left_of(self, whole: float, hidden: float, arrived: float) -> float:
@@ -136,6 +139,37 @@ class LayerModel:
         sent = layout.tokens / layout.tp * model.experts_per_token * model.hidden
         in_fp8 = layout.traits.dispatches_fp8 and layout.precision.startswith("fp8")
         return (1.0 if in_fp8 else 2.0) * sent, 2.0 * sent
+
+    @property
+    def expert_rows(self) -> float:
+        """Mean rows of an expert on its rank: of each token on all ranks that hold the experts once, k copies."""
+        model, layout = self.model, self.layout
+        return layout.tokens / layout.tp * layout.expert_ranks * model.experts_per_token / model.experts
+
+    @property
+    def gathers_stream(self) -> bool:
+        """True if ranks that split experts as tp splits the rest gather tokens, not a row for each of their experts."""
+        return self.layout.ep == 1 and self.layout.expert_split == self.layout.tp
+
+    @property
+    def gathered_row_bytes(self) -> float:
+        """Bytes of the rows that the ranks that split an expert gather, and of the sums that they reduce-scatter."""
+        model, layout = self.model, self.layout
+        if layout.expert_split == 1 or self.gathers_stream:
+            return 0.0
+        return 2.0 * layout.tokens / layout.tp * layout.expert_split * model.experts_per_token * model.hidden
+
+    def stream_exchanges(self, mixture: bool) -> int:
+        """Return how often tp ranks gather and scatter the stream in one pass: for attention and for the FFN.
+
+        With sequence parallelism a rank sends its own tokens to their experts. Only shared experts, and experts that
+        tp splits without ep, need all tokens on all tp ranks.
+
+        Source:  Megatron-Core, `MoEAlltoAllTokenDispatcher` and `SharedExpertMLP`.
+        """
+        if not mixture or not self.layout.sequence_parallel:
+            return 2
+        return 2 if self.model.shared_experts or self.gathers_stream else 1
 
     def _recomputed(self, forward: Times) -> Times:
         """Return what the backward pass computes again.
@@ -169,15 +203,11 @@ class LayerModel:
         return sum(f for f, _ in pairs), sum(b for _, b in pairs)
 
     def _experts(self) -> list[tuple[float, float]]:
-        """Return the grouped products of this rank's experts; without expert parallelism, tp splits each expert."""
+        """Return the grouped products of this rank's experts, or of its part of each."""
         model, layout = self.model, self.layout
+        pairs = [part_of(pair, model.hidden, layout.expert_split) for pair in model.ffn_products(model.expert_ffn)]
         local = model.experts // layout.ep
-        split = layout.tp if layout.ep == 1 else 1
-        rows = layout.tokens * model.experts_per_token / layout.tp * split * layout.ep / model.experts
-        pairs = model.ffn_products(model.expert_ffn)
-        return [
-            self.kernels.linear(rows, *part_of(pair, model.hidden, split), num=local, mean_rows=True) for pair in pairs
-        ]
+        return [self.kernels.linear(self.expert_rows, *pair, num=local, mean_rows=True) for pair in pairs]
 
     def _attention(self) -> tuple[float, float]:
         """Return the seconds of attention in both passes, of a mean layer if some have a sliding window."""
@@ -211,7 +241,7 @@ class LayerModel:
         q, k, v         rotate or rearrange: 4 each
         activation      read its inputs, write its output: 4 F, gated 6 F; backward 6 F or 10 F
         experts         copy the rows to the network's buffer, sort them by expert, and both back: 16 D for each of a
-                        token's experts, in both passes
+                        token's experts, in both passes; ranks that split an expert sort the rows of all of them
         """
         model, layout = self.model, self.layout
         stream = layout.tp if layout.sequence_parallel else 1
@@ -220,7 +250,8 @@ class LayerModel:
         heads = 4 * ((model.heads + model.kv_heads) * model.head_dim + model.kv_heads * model.head_dim) / layout.tp
         ffn = model.ffn if not mixture else model.expert_ffn * (model.experts_per_token + model.shared_experts)
         activation = ffn / layout.tp
-        permuted = 16.0 * model.hidden * model.experts_per_token / layout.tp if mixture else 0.0
+        rows = model.experts_per_token / layout.tp
+        permuted = 8.0 * model.hidden * rows * (1 + layout.expert_split) if mixture else 0.0
         norms = model.layer_norms * width
         forward = 4 * norms + 12 * width + dropout + heads + (6 if model.gated else 4) * activation + permuted
         backward = 6 * norms + 8 * width + dropout + heads + (10 if model.gated else 6) * activation + permuted
@@ -233,24 +264,27 @@ class LayerModel:
         tp     two all-reduces of the stream; with sequence parallelism as many bytes (Korthikanti et al. 2022), of
                which those of the gathers may be in float8
         cp     the ring passes all keys and values behind attention, except the first block
-        ep     tokens to their experts and back: two all-to-alls (Lepikhin et al. 2021)
+        ep     tokens to their experts and back: two all-to-alls (Lepikhin et al. 2021). Ranks that split an expert
+               gather what arrived, and reduce-scatter their sums (Megatron-Core)
         """
         model, layout, links = self.model, self.layout, self.links
-        tensor = 2 * links.all_reduce(self.stream_bytes, Group(layout.tp, 1))
+        exchanges = self.stream_exchanges(mixture)
+        tensor = exchanges * links.all_reduce(self.stream_bytes, Group(layout.tp, 1))
         if layout.traits.overlaps_tensor:
             hidden = min(self.kernels.constants.hidden_tensor * tensor, products)
-            tensor = self._left_of(tensor, hidden, 4 * ring_share(layout.tp) * self.stream_bytes)
+            tensor = self._left_of(tensor, hidden, 2 * exchanges * ring_share(layout.tp) * self.stream_bytes)
         keys_values = 2.0 * layout.tokens * 2 * model.kv_heads * model.head_dim / layout.tp
         ring = links.gather(keys_values * layout.cp, Group(layout.cp, layout.tp))
         hidden = ring - max(ring / layout.cp, ring - attention)
         context = self._left_of(ring, hidden, ring_share(layout.cp) * keys_values * layout.cp)
         expert = 0.0
         if mixture:
-            group = Group(layout.ep, 1)
-            traits = layout.traits
+            group, traits = Group(layout.ep, layout.expert_split), layout.traits
             once = traits.sends_once_per_node or (traits.sends_groups_once and model.expert_groups > 0)
             copies = model.experts_per_token if once else 1
             expert = sum(links.all_to_all(sent, group, copies, model.expert_groups) for sent in self.expert_bytes)
+            if self.gathered_row_bytes:
+                expert += 2 * links.gather(self.gathered_row_bytes, Group(layout.expert_split, 1))
         return Times(tensor=tensor, context=context, expert=expert)
 
 

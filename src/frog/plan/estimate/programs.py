@@ -30,8 +30,9 @@ def _usual_traits(row: Row) -> Traits:
     """Return what the named program does, by its documentation:
 
     Megatron-DeepSpeed, Megatron-LM until 2022    attention with scores and dropout, no overlap
-    Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication but the experts' overlaps; NeMo
-                                                  and Bridge reduce gradients in 16 bits. Bridge's, of 2025, runs in
+    Megatron-Core, NeMo, Megatron-Bridge          cuDNN's attention; all communication but the experts' overlaps; tp
+                                                  splits experts, too, except in Bridge's recipes; NeMo and Bridge
+                                                  reduce gradients in 16 bits. Bridge's, of 2025, runs in
                                                   registered buffers, with 6 multiprocessors (NCCL 2.24).
                                                   Bridge's recipes for experts in several NVLink domains overlap their
                                                   all-to-all, except with token drop, and send a token of DeepSeek once
@@ -80,6 +81,7 @@ def _usual_traits(row: Row) -> Traits:
             "fused",
             gradient_bytes=2 if nemo or bridge else 4,
             pads_vocab=True,
+            splits_experts=not bridge,
             collective_sms=6 if bridge else 20,
             loss_bytes=_FUSED_LOSS if bridge else _JIT_LOSS if nemo else _MEGATRON_LOSS,
             overlaps_parameters=True,

@@ -71,8 +71,6 @@ def request_run(
     if "micro_batch" not in cells and run.layout.pp == 1:
         run = _fitting(named.model, cells, run)
     chosen = [f"{name}={cells[name]}" for name in _CHOSEN if name in cells and name not in stated]
-    if run.model.moe_layers and run.layout.ep > 1 and run.layout.tp > 1:
-        chosen.append("expert_tp=1")
     return replace(run, assumed=(*chosen, *run.assumed))
 
 

@@ -87,7 +87,7 @@ def planned_run(model: PlannedModel, row: Row, cluster: Cluster | None = None) -
     Raises:  ConfigError with the reason if the layout is impossible.
     """
     assumed: list[str] = []
-    layout = _layout(row, assumed)
+    layout = _layout(row, model, assumed)
     if problems := model.problems() or layout.problems(model):
         raise ConfigError("; ".join(problems))
     program = "".join(read_choice(row, "software").split(",")[0].split()[:1])
@@ -147,7 +147,7 @@ def _with_latent_attention(model: PlannedModel, notes: str) -> PlannedModel:
     )
 
 
-def _layout(row: Row, assumed: list[str]) -> Layout:
+def _layout(row: Row, model: PlannedModel, assumed: list[str]) -> Layout:
     degrees = {name: read_number(row, name, 1) for name in ("tp", "pp", "cp", "ep", "virtual_stages")}
     others = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = read_number(row, "dp") or read_number(row, "n_gpus") // max(1, others)
@@ -184,6 +184,7 @@ def _layout(row: Row, assumed: list[str]) -> Layout:
         micro_batch=micro,
         dp=dp,
         **degrees,
+        expert_tp=_expert_tp(row, model, traits, dp, degrees, assumed),
         schedule=_schedule(row),
         zero=zero,
         zero_group=0 if group in ("", "all") else read_number(row, "zero_group"),
@@ -192,6 +193,21 @@ def _layout(row: Row, assumed: list[str]) -> Layout:
         precision=_precision(row),
         traits=traits,
     )
+
+
+def _expert_tp(
+    row: Row, model: PlannedModel, traits: Traits, dp: int, degrees: dict[str, int], assumed: list[str]
+) -> int | None:
+    """Return over how many ranks experts are split: what the row states, or the program's habit if that is possible."""
+    if row.get("expert_tp"):
+        return read_number(row, "expert_tp")
+    tp, ep = degrees["tp"], degrees["ep"]
+    if not model.experts or tp == 1 or ep == 1:
+        return None
+    divides = dp * tp * degrees["cp"] % (ep * tp) == 0 and model.expert_ffn % tp == 0
+    usual = tp if traits.splits_experts and divides else 1
+    assumed.append(f"expert_tp={usual}")
+    return usual
 
 
 def no_overlap(traits: Traits, ep: int = 2, num_micro: int = 2) -> str | None:

@@ -291,7 +291,7 @@ class StepModel:
         """
         layout, links = self.layout, self.links
         parts = self.stage_parameter_parts
-        groups = self._groups["dp"], Group(layout.num_expert_copies, layout.ep)
+        groups = self._groups["dp"], Group(layout.num_expert_copies, layout.expert_ranks)
         splits = (layout.zero > 0) & (layout.shard == groups[0].size)
         reduce = 0.0
         for numel, group in zip(parts, groups, strict=True):

@@ -295,7 +295,7 @@ def _megatron_layout(layout: Layout, replicas: int) -> dict[str, Any]:
         options["context-parallel-size"] = layout.cp
     if layout.ep > 1:
         options["expert-model-parallel-size"] = layout.ep
-        options["expert-tensor-parallel-size"] = 1
+        options["expert-tensor-parallel-size"] = layout.expert_split
     if layout.sequence_parallel:
         options["sequence-parallel"] = True
     if layout.virtual_stages > 1:
@@ -378,7 +378,7 @@ def _bridge(asked: _Request) -> ProgramFiles:
         "model.virtual_pipeline_model_parallel_size": layout.virtual_stages if layout.virtual_stages > 1 else "null",
         "model.context_parallel_size": layout.cp,
         "model.expert_model_parallel_size": layout.ep,
-        "model.expert_tensor_parallel_size": 1 if asked.model.experts else "null",
+        "model.expert_tensor_parallel_size": layout.expert_split if asked.model.experts else "null",
         "model.sequence_parallel": layout.sequence_parallel,
         "model.seq_length": layout.seq_len,
         "dataset.seq_length": layout.seq_len,
