@@ -130,6 +130,11 @@ class Layout:
     ep: int = 1
     expert_tp: int | None = None
     """Ranks of tensor parallelism in an expert; None: tp if ep is 1, else 1."""
+    capacity_factor: float | None = None
+    """Rows that each expert computes, of the mean: tokens beyond are dropped, and fewer filled up to it; None: none is
+    dropped."""
+    imbalance: float | None = None
+    """Rows of the rank with most, of the mean, if no token is dropped; None: those of random choices."""
     virtual_stages: int = 1
     schedule: Schedule = "1f1b"
     zero: int = 0
@@ -182,6 +187,36 @@ class Layout:
         """Number of ranks that hold the same experts."""
         return most(1, self.data * self.tp // self.expert_ranks)  # type: ignore[no-any-return]
 
+    def expert_load(self, model: PlannedModel) -> float:
+        """Return the rows of experts on the rank with most, of the mean: all ranks wait for it in each layer.
+
+        If N tokens choose k of E experts at random, each of n ranks has a mean of m = N k / n rows, and the largest
+        exceeds it by q sqrt((E - k) / (E - 1) / m), where q is the mean of the largest of n normal numbers. Megatron's
+        forced balance is random choices, too (`apply_random_logits`). Trained routers are less even: their imbalance
+        can be stated, and is at most that of tokens which all choose experts of one rank.
+
+        Source:  variance of the hypergeometric distribution; q as approximated by Blom 1958. Padded experts: Lepikhin
+                 et al. 2021, section 2.2; Megatron-Core, `moe_pad_expert_input_to_capacity`.
+        """
+        if self.capacity_factor is not None:
+            return self.capacity_factor
+        if self.ep == 1:
+            return 1.0
+        chosen, local = model.experts_per_token, model.experts / self.ep
+        most_rows = min(chosen, local) * self.ep / chosen
+        if self.imbalance is not None:
+            return min(self.imbalance, most_rows)
+        rows = self.tokens / self.tp * self.expert_split * chosen
+        variance = (model.experts - chosen) / max(1, model.experts - 1) / rows
+        return min(1 + largest_of_normal(self.ep) * math.sqrt(variance), most_rows)
+
+    def kept_load(self, model: PlannedModel) -> float:
+        """Return the rows that the rank with most keeps, of the mean.
+
+        Random choices make another rank the fullest in each layer, so that what all layers keep is about even.
+        """
+        return 1.0 if self.capacity_factor is None and self.imbalance is None else self.expert_load(model)
+
     @property
     def stream_split(self) -> int:
         """Number of ranks over which sequence parallelism splits the residual stream."""
@@ -230,8 +265,19 @@ class Layout:
     def _misplaced_experts(self, model: PlannedModel) -> list[str]:
         """Return why the ranks of a stage cannot hold the experts of a layer."""
         degrees = {"ep": self.ep} | ({} if self.expert_tp is None else {"expert_tp": self.expert_tp})
+        loads = {"capacity_factor": self.capacity_factor, "imbalance": self.imbalance}
+        stated = {name: load for name, load in loads.items() if load is not None}
         if not model.experts:
-            return [f"{name}={size}: the model has no experts" for name, size in degrees.items() if size > 1]
+            of_experts = {name: size for name, size in degrees.items() if size > 1} | stated
+            return [f"{name}={size:g}: the model has no experts" for name, size in of_experts.items()]
+        if len(stated) > 1:
+            return [
+                f"imbalance={self.imbalance:g}: with capacity_factor={self.capacity_factor:g} all ranks have equal rows"
+            ]
+        if self.imbalance is not None and self.imbalance < 1:
+            return [f"imbalance={self.imbalance:g}: the rank with most rows has at least the mean, 1"]
+        if self.capacity_factor is not None and self.capacity_factor <= 0:
+            return [f"capacity_factor={self.capacity_factor:g}: must be above 0"]
         if model.experts % self.ep:
             return [f"experts={model.experts} do not divide by ep={self.ep}"]
         if (ranks := self.dp * self.tp * self.cp) % self.expert_ranks == 0:
@@ -295,6 +341,13 @@ class Layout:
     def split(self, shared: float, experts: float) -> float:
         """Return what one rank keeps of parameters, or of their bytes, if data-parallel ranks split them."""
         return shared / self.shard + experts / least(self.shard, self.num_expert_copies)  # type: ignore[no-any-return]
+
+
+def largest_of_normal(number: int) -> float:
+    """Return about the mean of the largest of so many independent numbers with a standard normal distribution."""
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
 
 
 FROG = Traits(

@@ -132,7 +132,7 @@ def kept_tensors(model: PlannedModel, layout: Layout) -> list[Kept]:
         found.append(Kept("scores: softmax in 16 bits; dropout's mask and output", scores, 1, tp))
     inner = model.ffn
     if model.moe_layers:
-        active = model.experts_per_token
+        active = model.experts_per_token * layout.kept_load(model)
         inner = (active + model.shared_experts) * model.expert_ffn
         # The ranks that split an expert gather their rows.
         found.append(Kept("rows that enter and leave experts", 2 * active * width, size, tp / layout.expert_split))

@@ -39,7 +39,7 @@ _CHOICES = {
     "reduce_dtype": ("bf16", "fp32"),
     "precision": ("bf16", "fp16", "fp8", "fp8_rowwise"),
 }
-_TEXTS = ("seq_parallel", "overlap_moe", "software", "year")
+_TEXTS = ("seq_parallel", "overlap_moe", "capacity_factor", "imbalance", "software", "year")
 COLUMNS = (*_NUMBERS, *_CHOICES, *_TEXTS)
 """Options with the names of a table's columns."""
 
@@ -166,6 +166,18 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, default_cluster: bo
         "--overlap-moe",
         choices=("yes", "no"),
         help="the experts' all-to-all runs next to another micro-batch's pass, as in DualPipe and Megatron-Core",
+    )
+    parser.add_argument(
+        "--capacity-factor",
+        type=between(0.01, 100),
+        metavar="X",
+        help="experts drop tokens beyond X times the mean, and fill up to it; default: none is dropped",
+    )
+    parser.add_argument(
+        "--imbalance",
+        type=between(1, 1000),
+        metavar="X",
+        help="rows of the rank with most of the experts' tokens, of the mean; default: that of random choices",
     )
     add_constants_argument(parser)
     parser.add_argument("--anyway", action="store_true", help="predict beyond the size of all measured runs")

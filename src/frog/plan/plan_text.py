@@ -81,6 +81,8 @@ def layout_words(run: PlannedRun) -> str:
         words += [f"{layout.virtual_stages} virtual stages"] if chunked else []
     words.append(f"micro-batch {layout.micro_batch}")
     words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
+    words += [f"capacity factor {layout.capacity_factor:g}"] if layout.capacity_factor is not None else []
+    words += [f"imbalance {layout.imbalance:g}"] if layout.imbalance is not None else []
     return ", ".join([*words, layout.precision])
 
 

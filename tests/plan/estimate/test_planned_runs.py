@@ -105,7 +105,7 @@ def words_of(run: PlannedRun, row: dict[str, str]) -> list[str]:
     if layout.zero_group:
         values["zero_group"] = layout.zero_group
     if "token drop" in row["arch_notes"]:
-        values["overlap_moe"] = "no"
+        values["capacity_factor"] = 1
     options = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return ["plan", "config.json", *options]
 

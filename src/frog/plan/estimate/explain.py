@@ -16,6 +16,7 @@ from frog.plan.estimate.predict import least_spread, spread_of
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel, idle_share
 from frog.plan.estimate.utilization import losses, peak_flops, utilization
+from frog.plan.layout import largest_of_normal
 from frog.plan.links import Group
 from frog.plan.memory import (
     ALLOCATOR_SHARE,
@@ -186,19 +187,31 @@ def _explain_layer(step: StepModel) -> Iterator[Term]:
 def _explain_experts(step: StepModel) -> Iterator[Term]:
     """Yield the rows of an expert, and what the ranks that split it gather."""
     model, layout, layers = step.model, step.layout, step.layers
+    if layout.ep > 1 and layout.capacity_factor is None and layout.imbalance is None:
+        rows = f"({layout.tokens} / {layout.tp} * {layout.expert_split} * {model.experts_per_token})"
+        yield Term(
+            "load of the rank with most rows",
+            "1 + largest of ep normal numbers x sqrt((experts - k) / (experts - 1) / rows of a rank)",
+            f"1 + {_n(largest_of_normal(layout.ep))} * (({model.experts} - {model.experts_per_token}) / "
+            f"({model.experts} - 1) / {rows}) ** 0.5",
+            layers.expert_load,
+            "",
+            "random choices",
+        )
     yield Term(
         "rows of an expert in a micro-batch",
-        "tokens / tp x ep x expert tp x experts per token / experts",
+        "tokens / tp x ep x expert tp x experts per token / experts x load",
         f"{layout.tokens} / {layout.tp} * {layout.ep} * {layout.expert_split} * {model.experts_per_token} / "
-        f"{model.experts}",
+        f"{model.experts} * {_n(layers.expert_load)}",
         layers.expert_rows,
         "",
     )
     if num_bytes := layers.gathered_row_bytes:
         yield Term(
             "rows that the ranks of an expert gather",
-            "2 bytes x tokens / tp x expert tp x experts per token x hidden",
-            f"2 * {layout.tokens} / {layout.tp} * {layout.expert_split} * {model.experts_per_token} * {model.hidden}",
+            "2 bytes x tokens / tp x expert tp x experts per token x hidden x load",
+            f"2 * {layout.tokens} / {layout.tp} * {layout.expert_split} * {model.experts_per_token} * {model.hidden} * "
+            f"{_n(layers.expert_load)}",
             num_bytes,
             "bytes",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from frog.plan.columns import Column, most
 from frog.plan.estimate.kernels import Kernels
@@ -134,17 +135,25 @@ class LayerModel:
 
     @property
     def expert_bytes(self) -> tuple[float, float]:
-        """Bytes that a rank sends to its tokens' experts, and that these send back."""
+        """Bytes that the rank with most rows receives from their tokens' ranks, and that it sends back."""
         model, layout = self.model, self.layout
-        sent = layout.tokens / layout.tp * model.experts_per_token * model.hidden
+        sent = layout.tokens / layout.tp * model.experts_per_token * model.hidden * self.expert_load
         in_fp8 = layout.traits.dispatches_fp8 and layout.precision.startswith("fp8")
         return (1.0 if in_fp8 else 2.0) * sent, 2.0 * sent
 
+    @cached_property
+    def expert_load(self) -> float:
+        """Rows of the rank with most, of the mean."""
+        return self.layout.expert_load(self.model)
+
     @property
     def expert_rows(self) -> float:
-        """Mean rows of an expert on its rank: of each token on all ranks that hold the experts once, k copies."""
+        """Mean rows of an expert on the rank with most: k copies of each token of all ranks that hold the experts once,
+        times the load of this rank.
+        """
         model, layout = self.model, self.layout
-        return layout.tokens / layout.tp * layout.expert_ranks * model.experts_per_token / model.experts
+        copies = layout.tokens / layout.tp * layout.expert_ranks * model.experts_per_token
+        return copies / model.experts * self.expert_load
 
     @property
     def gathers_stream(self) -> bool:
@@ -157,7 +166,8 @@ class LayerModel:
         model, layout = self.model, self.layout
         if layout.expert_split == 1 or self.gathers_stream:
             return 0.0
-        return 2.0 * layout.tokens / layout.tp * layout.expert_split * model.experts_per_token * model.hidden
+        rows = layout.tokens / layout.tp * layout.expert_split * model.experts_per_token
+        return 2.0 * rows * self.expert_load * model.hidden
 
     def stream_exchanges(self, mixture: bool) -> int:
         """Return how often tp ranks gather and scatter the stream in one pass: for attention and for the FFN.
@@ -248,10 +258,12 @@ class LayerModel:
         width = model.hidden / stream
         dropout = 2 * width * layout.traits.dropout
         heads = 4 * ((model.heads + model.kv_heads) * model.head_dim + model.kv_heads * model.head_dim) / layout.tp
-        ffn = model.ffn if not mixture else model.expert_ffn * (model.experts_per_token + model.shared_experts)
+        ffn, rows = float(model.ffn), 0.0
+        if mixture:
+            rows = model.experts_per_token * self.expert_load
+            ffn = model.expert_ffn * (rows + model.shared_experts)
         activation = ffn / layout.tp
-        rows = model.experts_per_token / layout.tp
-        permuted = 8.0 * model.hidden * rows * (1 + layout.expert_split) if mixture else 0.0
+        permuted = 8.0 * model.hidden * rows / layout.tp * (1 + layout.expert_split)
         norms = model.layer_norms * width
         forward = 4 * norms + 12 * width + dropout + heads + (6 if model.gated else 4) * activation + permuted
         backward = 6 * norms + 8 * width + dropout + heads + (10 if model.gated else 6) * activation + permuted

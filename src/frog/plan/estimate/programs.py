@@ -76,7 +76,7 @@ def _usual_traits(row: Row) -> Traits:
         )
     if any(name in software for name in ("nemo", "bridge", "megatron-core")):
         bridge, nemo = "bridge" in software, "nemo" in software
-        drops = "token drop" in read_choice(row, "arch_notes")
+        drops = "token drop" in read_choice(row, "arch_notes") or row.get("capacity_factor")
         return Traits(
             "fused",
             gradient_bytes=2 if nemo or bridge else 4,

@@ -98,7 +98,7 @@ def base_layout(named: NamedModel, options: Mapping[str, str], adapters: Adapter
     return replace(run.layout, traits=traits), cells["software"]
 
 
-_OF_ALL_LAYOUTS = ("software", "year", "precision", "seq_len", "global_batch")
+_OF_ALL_LAYOUTS = ("software", "year", "precision", "seq_len", "global_batch", "capacity_factor", "imbalance")
 _CHOSEN = ("software", "seq_len", "global_batch", "zero", "seq_parallel")
 
 

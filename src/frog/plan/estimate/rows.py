@@ -185,6 +185,8 @@ def _layout(row: Row, model: PlannedModel, assumed: list[str]) -> Layout:
         dp=dp,
         **degrees,
         expert_tp=_expert_tp(row, model, traits, dp, degrees, assumed),
+        capacity_factor=_capacity_factor(row),
+        imbalance=read_real(row, "imbalance") if row.get("imbalance") else None,
         schedule=_schedule(row),
         zero=zero,
         zero_group=0 if group in ("", "all") else read_number(row, "zero_group"),
@@ -208,6 +210,13 @@ def _expert_tp(
     usual = tp if traits.splits_experts and divides else 1
     assumed.append(f"expert_tp={usual}")
     return usual
+
+
+def _capacity_factor(row: Row) -> float | None:
+    """Return the capacity that a row states; 1 if it only notes token drop: the default of Megatron-Bridge."""
+    if row.get("capacity_factor"):
+        return read_real(row, "capacity_factor")
+    return 1.0 if "token drop" in read_choice(row, "arch_notes") else None
 
 
 def no_overlap(traits: Traits, ep: int = 2, num_micro: int = 2) -> str | None:

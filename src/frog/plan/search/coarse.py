@@ -132,8 +132,8 @@ def _mesh_groups(grid: Grid) -> tuple[Column, Column]:
 class _OneLayer:
     """Seconds of both passes through a dense layer, one with a mixture, and the output matrix; bytes of a layer.
 
-    Only a mixture depends on ep (its bytes only on whether tp splits experts), and recomputation leaves the two passes
-    as they are: what does not differ is computed once.
+    Only a mixture depends on ep, and recomputation leaves the two passes as they are: what does not differ is computed
+    once.
     """
 
     def __init__(self, model: PlannedModel, cluster: Cluster, constants: Constants) -> None:
@@ -144,7 +144,7 @@ class _OneLayer:
 
     def memory(self, layout: Layout) -> list[float]:
         """Return the numbers of `LayerMemory`."""
-        key = layout.tp, layout.cp, layout.micro_batch, layout.recompute, layout.expert_split
+        key = layout.tp, layout.cp, layout.micro_batch, layout.recompute, layout.ep
         if key not in self._memory:
             self._memory[key] = list(vars(layer_memory(self._model, layout)).values())
         return self._memory[key]
