@@ -25,6 +25,10 @@ FLOAT_BYTES = 4
 Recompute = Literal["none", "selective", "alternate", "full"]
 """Activation recomputation: only attention (selective), every second product (alternate), or the whole layer (full)."""
 
+RecomputeMethod = Literal["block", "uniform"]
+"""Which layers full recomputation computes again, in Megatron's words: some of each chunk one by one, or all of them,
+some at once."""
+
 Attention = Literal["scores", "flash1", "triton", "flash", "fused"]
 """Attention that writes its scores to memory, FlashAttention 1, its version in Triton, FlashAttention 2, or the fastest
 fused kernel of the GPU."""
@@ -143,6 +147,10 @@ class Layout:
     """Ranks that split it; 0: all data-parallel ranks."""
     sequence_parallel: bool = False
     recompute: Recompute = "none"
+    recompute_layers: int | None = None
+    """With full recomputation, layers of each chunk that are computed again (block), or of each unit of layers that are
+    computed again at once (uniform). None: all layers, one by one."""
+    recompute_method: RecomputeMethod = "block"
     precision: Precision = "bf16"
     traits: Traits = field(default_factory=Traits)
 
@@ -236,11 +244,32 @@ class Layout:
         """Tokens of a micro-batch on one rank."""
         return self.micro_batch * self.seq_len // self.cp
 
+    def layers_computed_again(self, layers: int) -> int:
+        """Return how many layers of the heaviest stage full recomputation computes again."""
+        held = self.heaviest_layers(layers)
+        if self.recompute_layers is None or self.recompute_method == "uniform":
+            return held
+        return min(held, self.recompute_layers * self.virtual_stages)
+
+    def layers_at_once(self, layers: int) -> int:
+        """Return how many layers are computed again together, so that all of their activations exist at once."""
+        if self.recompute_layers is None or self.recompute_method == "block":
+            return 1
+        return min(self.recompute_layers, -(-self.heaviest_layers(layers) // self.virtual_stages))
+
+    def kept_layer_inputs(self, layers: int) -> int:
+        """Return how many inputs of layers the heaviest stage keeps in order to compute them again."""
+        again = self.layers_computed_again(layers)
+        if self.layers_at_once(layers) == 1:
+            return again
+        return self.virtual_stages * -(-again // (self.virtual_stages * self.layers_at_once(layers)))
+
     def problems(self, model: PlannedModel) -> list[str]:
         """Return why a model cannot run with this layout, with both numbers; empty if it can."""
         degrees = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
         degrees |= {"micro_batch": self.micro_batch, "virtual_stages": self.virtual_stages, "seq_len": self.seq_len}
-        degrees |= {} if self.expert_tp is None else {"expert_tp": self.expert_tp}
+        stated = {"expert_tp": self.expert_tp, "recompute_layers": self.recompute_layers}
+        degrees |= {name: value for name, value in stated.items() if value is not None}
         found = [f"{name}={value}: must be at least 1" for name, value in degrees.items() if value < 1]
         if found:
             return found
@@ -253,6 +282,8 @@ class Layout:
             found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
         if self.virtual_stages > 1 and self.pp == 1:
             found.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")
+        if self.recompute_layers is not None and self.recompute != "full":
+            found.append(f"recompute_layers={self.recompute_layers}: needs recompute=full, not {self.recompute}")
         if self.seq_len % self.cp:
             found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
         found += self._misplaced_experts(model)

@@ -130,7 +130,7 @@ def kept_tensors(model: PlannedModel, layout: Layout) -> list[Kept]:
     if traits.attention == "scores" and layout.recompute != "selective":
         scores = (2 + 3 * traits.dropout) * model.heads * layout.seq_len
         found.append(Kept("scores: softmax in 16 bits; dropout's mask and output", scores, 1, tp))
-    inner = model.ffn
+    inner = float(model.ffn)
     if model.moe_layers:
         active = model.experts_per_token * layout.kept_load(model)
         inner = (active + model.shared_experts) * model.expert_ffn
@@ -174,7 +174,13 @@ def layer_input(model: PlannedModel, layout: Layout) -> float:
 
 
 def kept_activations(model: PlannedModel, layout: Layout) -> float:
-    """Return the bytes that one layer keeps of a micro-batch for its backward pass."""
+    """Return the bytes that one layer keeps of a micro-batch for its backward pass: a mean layer of the heaviest stage,
+    if some layers keep only their inputs.
+    """
+    if layout.recompute == "full" and layout.recompute_layers is not None:
+        held, again = layout.heaviest_layers(model.layers), layout.layers_computed_again(model.layers)
+        inputs = layout.kept_layer_inputs(model.layers) * layer_input(model, layout)
+        return (inputs + (held - again) * layer_activations(model, layout)) / held
     if layout.recompute == "full":
         return layer_input(model, layout)
     if layout.recompute == "alternate" and not model.moe_layers:
@@ -323,9 +329,24 @@ class LayerMemory:
 
 def layer_memory(model: PlannedModel, layout: Layout) -> LayerMemory:
     """Return the bytes of one layer; with recomputation its own activations count as computed again."""
-    kept = kept_activations(model, layout)
-    recomputed = layer_activations(model, layout) if layout.recompute in ("full", "alternate") else 0.0
-    return LayerMemory(kept, 0.0 if layout.recompute == "full" else kept, recomputed, loss_bytes(model, layout))
+    kept, logits = kept_activations(model, layout), loss_bytes(model, layout)
+    if layout.recompute != "full":
+        recomputed = layer_activations(model, layout) if layout.recompute == "alternate" else 0.0
+        return LayerMemory(kept, kept, recomputed, logits)
+    return LayerMemory(kept, *_freed_and_recomputed(model, layout), logits)
+
+
+def _freed_and_recomputed(model: PlannedModel, layout: Layout) -> tuple[float, float]:
+    """Return what is free when a layer's gradient is reduced, and what was computed again for it, with full
+    recomputation, at the moment that needs most.
+
+    Layers that keep everything come last in Megatron's chunks, so that they are free before others are computed again.
+    """
+    whole = layer_activations(model, layout)
+    held, again = layout.heaviest_layers(model.layers), layout.layers_computed_again(model.layers)
+    if layout.recompute_layers is None or again == held:
+        return 0.0, whole * layout.layers_at_once(model.layers)
+    return whole, whole if held - again == 1 else 0.0
 
 
 def step_memory(model: PlannedModel, layout: Layout, gpu_bytes: float) -> Memory:

@@ -30,12 +30,14 @@ _NUMBERS = {
     "ep": "ranks of expert parallelism",
     "expert_tp": "ranks that split each expert; default: as many as tp without ep or in Megatron-Core, else 1",
     "virtual_stages": "chunks of each pipeline rank",
+    "recompute_layers": "with --recompute full, layers of each chunk that are computed again, as in Megatron",
     "zero_group": "ranks that split the states; default: all data-parallel ranks",
 }
 _CHOICES = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
     "zero": ("0", "1", "2", "3"),
     "recompute": ("none", "selective", "alternate", "full"),
+    "recompute_method": ("block", "uniform"),
     "reduce_dtype": ("bf16", "fp32"),
     "precision": ("bf16", "fp16", "fp8", "fp8_rowwise"),
 }

@@ -81,6 +81,11 @@ def layout_words(run: PlannedRun) -> str:
         words += [f"{layout.virtual_stages} virtual stages"] if chunked else []
     words.append(f"micro-batch {layout.micro_batch}")
     words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
+    if layout.recompute_layers is not None:
+        chunk = "chunk" if layout.virtual_stages > 1 else "stage" if layout.pp > 1 else "rank"
+        block = layout.recompute_method == "block"
+        many = layout.recompute_layers
+        words[-1] += f" of {many} layers of each {chunk}" if block else f", {many} layers at once"
     words += [f"capacity factor {layout.capacity_factor:g}"] if layout.capacity_factor is not None else []
     words += [f"imbalance {layout.imbalance:g}"] if layout.imbalance is not None else []
     return ", ".join([*words, layout.precision])

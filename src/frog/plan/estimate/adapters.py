@@ -197,6 +197,8 @@ class Adapters:
         narrow = min((min(matrix.inputs, matrix.outputs) for matrix in adapted), default=self.rank)
         if self.rank > narrow:
             found.append(f"--lora-r {self.rank}: exceeds the smaller side of a matrix, {narrow}: no low rank")
+        if layout.recompute_layers is not None:
+            found.append("--recompute-layers: not modelled next to adapters; --recompute full alone")
         if layout.recompute == "alternate":
             found.append("--recompute alternate: not modelled next to adapters; selective or full")
         if self.quantized:

@@ -31,6 +31,7 @@ from frog.plan.memory import (
     kept_activations,
     kept_tensors,
     layer_activations,
+    layer_input,
     loss_bytes,
     state_bytes,
     updated_parameters,
@@ -371,6 +372,8 @@ def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
     )
     if experts:
         yield _explain_expert_parameters(step, experts)
+    if layout.recompute_layers is not None:
+        yield _explain_kept_inputs(step)
     each = kept_activations(step.model, layout)
     flight, layers = activations_in_flight(layout), layout.heaviest_layers(step.model.layers)
     yield Term(
@@ -404,6 +407,20 @@ def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
     )
     parts = " + ".join(_n(value / 2**30) for value in vars(memory).values())
     yield Term("memory", "sum of the kinds", parts, memory.total / 2**30, "GiB")
+
+
+def _explain_kept_inputs(step: StepModel) -> Term:
+    model, layout = step.model, step.layout
+    held, again = layout.heaviest_layers(model.layers), layout.layers_computed_again(model.layers)
+    inputs, whole = layout.kept_layer_inputs(model.layers), layer_activations(model, layout)
+    return Term(
+        "bytes of a mean layer",
+        "(kept inputs x bytes of one + layers that are not computed again x their bytes) / layers",
+        f"({inputs} * {_n(layer_input(model, layout))} + {held - again} * {_n(whole)}) / {held}",
+        kept_activations(model, layout),
+        "bytes",
+        "Megatron-Core, `recompute_method`",
+    )
 
 
 def _explain_expert_parameters(step: StepModel, experts: float) -> Term:
@@ -455,11 +472,14 @@ def _temporary(step: StepModel, memory: Memory) -> tuple[str, str, str]:
             return what, formula, f"{tokens} * ({PARALLEL_LOGIT_BYTES} * {columns:g} + 2 * {model.hidden})"
         each = FUSED_LOGIT_BYTES if traits.fuses_loss else LOGIT_BYTES
         return what, f"{each} bytes x tokens x vocabulary / tp", f"{each} * {tokens} * {columns:g}"
-    if memory.temporary == layer_activations(model, layout):
+    at_once = layout.layers_at_once(model.layers) if layout.recompute == "full" else 1
+    if memory.temporary == at_once * layer_activations(model, layout):
         kept = " + ".join(
             f"{tensor.numbers:g} * {tensor.num_bytes} / {tensor.split}" for tensor in kept_tensors(model, layout)
         )
-        return "a layer that is computed again", "tokens x what the layer keeps", f"{tokens} * ({kept})"
+        what = "a layer that is computed again" if at_once == 1 else f"{at_once} layers that are computed again"
+        formula = "tokens x what the layer keeps" + " x layers at once" * (at_once > 1)
+        return what, formula, f"{tokens} * ({kept})" + f" * {at_once}" * (at_once > 1)
     updated = updated_parameters(layout, step.stage_parameter_parts)
     formula = "bytes of a parameter x parameters that the rank updates"
     return "tensors of the optimizer's step", formula, f"{traits.step_bytes} * {_n(updated)}"

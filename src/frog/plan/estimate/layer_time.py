@@ -182,12 +182,15 @@ class LayerModel:
         return 2 if self.model.shared_experts or self.gathers_stream else 1
 
     def _recomputed(self, forward: Times) -> Times:
-        """Return what the backward pass computes again.
+        """Return what the backward pass computes again: of a mean layer of the heaviest stage, if only some layers do.
 
         Source:  Chen et al. 2016 (full), Korthikanti et al. 2022 (selective: only scores), torchtitan (alternate);
                  DeepSeek-AI 2024, DeepSeek-V3, section 3.2.3 (selective: what widens latent attention).
         """
         match self.layout.recompute:
+            case "full" if self.layout.recompute_layers is not None:
+                layers = self.model.layers
+                return forward * (self.layout.layers_computed_again(layers) / self.layout.heaviest_layers(layers))
             case "full":
                 return forward
             case "selective" if self.layout.traits.attention == "scores":

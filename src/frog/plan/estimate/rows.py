@@ -19,7 +19,7 @@ from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import FAT_TREE, Cluster, default_cluster, fat_tree, similar_gpu
 from frog.plan.estimate.programs import traits_of
 from frog.plan.estimate.step_time import StepModel
-from frog.plan.layout import Layout, Precision, Recompute, Schedule, Traits
+from frog.plan.layout import Layout, Precision, Recompute, RecomputeMethod, Schedule, Traits
 from frog.plan.model import LatentAttention, PlannedModel
 
 
@@ -192,6 +192,8 @@ def _layout(row: Row, model: PlannedModel, assumed: list[str]) -> Layout:
         zero_group=0 if group in ("", "all") else read_number(row, "zero_group"),
         sequence_parallel=sequence_parallel,
         recompute=recompute,
+        recompute_layers=read_number(row, "recompute_layers") if row.get("recompute_layers") else None,
+        recompute_method=_recompute_method(row),
         precision=_precision(row),
         traits=traits,
     )
@@ -254,6 +256,15 @@ def _recompute(row: Row, assumed: list[str]) -> Recompute:
     if value not in ("none", "selective", "alternate", "full"):
         raise ConfigError(f"recompute={shortened(value)!r}: must be none, selective or full")
     return value  # type: ignore[return-value]
+
+
+def _recompute_method(row: Row) -> RecomputeMethod:
+    value = read_choice(row, "recompute_method")
+    if value not in ("", "block", "uniform"):
+        raise ConfigError(f"recompute_method={shortened(value)!r}: must be block or uniform")
+    if value and not row.get("recompute_layers"):
+        raise ConfigError(f"recompute_method={value}: of how many layers, in recompute_layers?")
+    return "uniform" if value == "uniform" else "block"
 
 
 def _precision(row: Row) -> Precision:
