@@ -133,6 +133,24 @@ def print_not_fitted(constants: Constants) -> None:
         print(f"{name:<30} {measured:>8,} {planned:>8,.0f} {100 * (planned / measured - 1):>+8.1f}")
 
 
+def print_judged(path: Path, constants: Constants) -> None:
+    """Print the errors of the rows of quality C, on which nothing is fitted, by GPU, precision and kind of model."""
+    print(f"\n{'step time, not fitted':<40} {'rows':>3} {'MAPE %':>7} {'bias %':>7} {'in range':>8}")
+    judged: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    with path.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if row["quality"] == "C":
+                predicted = predict_row(row, constants)
+                error = (predicted.step_time_s or math.nan) / float(row["target_step_s"]) - 1
+                inside = abs(math.log1p(error)) <= math.log1p(predicted.spread)
+                kind = "mixtures" if row["experts"] else "dense"
+                judged[f"{row['gpu']}, {row['precision']}, {kind}"].append((100 * error, inside))
+    for name, found in judged.items():
+        errors = [error for error, _ in found]
+        absolute, mean = statistics.mean(map(abs, errors)), statistics.mean(errors)
+        print(f"{name:<40} {len(found):>3} {absolute:>7.1f} {mean:>+7.1f} {sum(inside for _, inside in found):>8}")
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """What constants that were fitted on all other runs say of some."""
@@ -276,6 +294,7 @@ def main() -> None:
     print_ranking(rows, constants)
     if args.data.is_file():
         print_memory_errors(args.data)
+        print_judged(args.data, constants)
     print_not_fitted(constants)
     if args.fit:
         for name, value in vars(constants).items():

@@ -37,8 +37,9 @@ fused kernel of the GPU."""
 Schedule = Literal["gpipe", "1f1b", "zero_bubble"]
 """Order of a pipeline's passes. With virtual stages, 1f1b is interleaved."""
 
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8_rowwise"]
-"""Number format of the large products; float8 has one scale per tensor, or one per row."""
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4"]
+"""Number format of the large products; float8 has one scale per tensor, or one per row, MXFP8 one for each 32 numbers,
+NVFP4 one for each 16 numbers of 4 bits."""
 
 
 @dataclass(frozen=True)
@@ -235,9 +236,15 @@ class Layout:
         """Size of a number that ranks gather: a parameter, or an input of products with sequence parallelism.
 
         Float8 with one scale per tensor is cast before it is sent (Transformer Engine, torchao); a scale for each row
-        is known only to the rank that has the whole row.
+        is known only to the rank that has the whole row. MXFP8 and NVFP4 are assumed to be cast after it: a backward
+        pass needs them in blocks of columns, too.
         """
         return 1 if self.precision == "fp8" else 2
+
+    @property
+    def narrow(self) -> bool:
+        """True if large products have numbers of 8 or 4 bits."""
+        return self.precision not in ("fp32", "bf16", "fp16")
 
     @property
     def tokens(self) -> int:
@@ -278,7 +285,9 @@ class Layout:
                 f"global_batch={self.global_batch} does not divide by dp={self.dp} x micro_batch={self.micro_batch}"
             )
         found += self._uneven_tensors(model)
-        if self.pp * self.virtual_stages > model.layers:
+        # Megatron can place the embedding and the loss in chunks of their own.
+        alone = 2 if self.virtual_stages > 1 else 0
+        if self.pp * self.virtual_stages > model.layers + alone:
             found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
         if self.virtual_stages > 1 and self.pp == 1:
             found.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")

@@ -31,6 +31,8 @@ FUSED_LOGIT_BYTES = 4
 """A logit and its gradient in 16 bits: a compiled or fused loss computes in float32 without storing it."""
 PARALLEL_LOGIT_BYTES = 16
 """A logit with torch's loss parallelism (`_nll_loss_and_log_softmax_backward`): four tensors in float32 at once."""
+PRODUCT_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+"""An input of a product as it is kept for the backward pass, by precision, with its part of a scale: a byte a block."""
 CONTEXT_BYTES = 1.5e9
 """What a process allocates outside of the allocator: CUDA's context, libraries' workspaces, NCCL's buffers."""
 ALLOCATOR_SHARE = 0.06
@@ -104,7 +106,7 @@ class Kept:
     what: str
     numbers: float
     """For each token."""
-    num_bytes: int
+    num_bytes: float
     """Bytes of one number."""
     split: float = 1
     """Ranks over which they are split."""
@@ -118,7 +120,7 @@ def kept_tensors(model: PlannedModel, layout: Layout) -> list[Kept]:
     """
     tp, traits, stream = layout.tp, layout.traits, layout.stream_split
     size, width = traits.number_bytes, model.hidden
-    of_product = 1 if layout.precision == "fp8" else size
+    of_product = PRODUCT_BYTES.get(layout.precision, size)
     heads = (model.heads + 2 * model.kv_heads) * model.head_dim + model.value_width
     found = [
         Kept("inputs of the norms", model.layer_norms * width, size, stream),

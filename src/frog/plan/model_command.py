@@ -39,7 +39,7 @@ _CHOICES = {
     "recompute": ("none", "selective", "alternate", "full"),
     "recompute_method": ("block", "uniform"),
     "reduce_dtype": ("bf16", "fp32"),
-    "precision": ("bf16", "fp16", "fp8", "fp8_rowwise"),
+    "precision": ("bf16", "fp16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4"),
 }
 _TEXTS = ("seq_parallel", "overlap_moe", "capacity_factor", "imbalance", "software", "year")
 COLUMNS = (*_NUMBERS, *_CHOICES, *_TEXTS)

@@ -219,6 +219,9 @@ def test_accelerates_variables_are_those_of_its_own_launcher(tmp_path: Path) -> 
         ("accelerate", {"precision": "fp8"}, "no float8"),
         ("trainer", {"dp": 32, "tp": 2}, "has no option for dp 32 x tp 2"),
         ("megatron", {"precision": "fp8_rowwise"}, "a scale for each row"),
+        ("megatron", {"precision": "nvfp4"}, "Megatron's options for nvfp4"),
+        ("torchtitan", {"precision": "mxfp8"}, "torchtitan's options for mxfp8"),
+        ("trainer", {"precision": "mxfp8"}, "no mxfp8"),
         ("torchtitan", {"dp": 32, "cp": 2, "tp": 1, "pp": 1, "zero_group": 1}, "whole groups of context parallelism"),
     ],
 )

@@ -210,8 +210,8 @@ class Adapters:
             ]
             if model.experts:
                 found.append("--quantize nf4: bitsandbytes quantizes linear layers; the experts are one tensor")
-            if layout.precision.startswith("fp8"):
-                found.append("--quantize nf4: its products are in 16 bits, not --precision fp8")
+            if layout.narrow:
+                found.append(f"--quantize nf4: its products are in 16 bits, not --precision {layout.precision}")
         return found
 
 

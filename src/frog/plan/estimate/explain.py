@@ -475,7 +475,7 @@ def _temporary(step: StepModel, memory: Memory) -> tuple[str, str, str]:
     at_once = layout.layers_at_once(model.layers) if layout.recompute == "full" else 1
     if memory.temporary == at_once * layer_activations(model, layout):
         kept = " + ".join(
-            f"{tensor.numbers:g} * {tensor.num_bytes} / {tensor.split}" for tensor in kept_tensors(model, layout)
+            f"{tensor.numbers:g} * {tensor.num_bytes:g} / {tensor.split:g}" for tensor in kept_tensors(model, layout)
         )
         what = "a layer that is computed again" if at_once == 1 else f"{at_once} layers that are computed again"
         formula = "tokens x what the layer keeps" + " x layers at once" * (at_once > 1)
@@ -587,8 +587,8 @@ def explain_budget(step: StepModel, budget: Budget) -> Iterator[Term]:
 
 def _rate(step: StepModel) -> tuple[str, float]:
     gpu, constants = step.cluster.gpu, step.constants
-    if step.layout.precision == "fp8" and gpu.sustained_fp8:
-        best, share = gpu.sustained_fp8, constants.product_fp8
+    if narrow := gpu.sustained_narrow(step.layout.precision):
+        best, share = narrow, constants.product_fp8
     else:
         best, share = gpu.sustained_bf16, constants.product
     return f"{_n(best / 1e12)} * {share}", step.kernels.product_rate / 1e12

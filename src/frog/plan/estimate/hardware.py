@@ -40,7 +40,21 @@ class Gpu:
     attention: float
     attention_fused: float
     peak_fp8: float = 0.0
+    """Also of MXFP8."""
     sustained_fp8: float = 0.0
+    sustained_mxfp8: float = 0.0
+    peak_nvfp4: float = 0.0
+    sustained_nvfp4: float = 0.0
+
+    def sustained_narrow(self, precision: str) -> float:
+        """Return the rate of products in 8 or 4 bits; 0 if they run at that of 16 bits, as float8 scaled by rows."""
+        return {"fp8": self.sustained_fp8, "mxfp8": self.sustained_mxfp8, "nvfp4": self.sustained_nvfp4}.get(
+            precision, 0
+        )
+
+    def peak_narrow(self, precision: str) -> float:
+        """Return the peak of products in 8 or 4 bits; 0 if the GPU has none."""
+        return self.peak_nvfp4 if precision == "nvfp4" else self.peak_fp8
 
 
 @dataclass(frozen=True)

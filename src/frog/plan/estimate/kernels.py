@@ -16,6 +16,7 @@ from frog.plan.columns import Column
 from frog.plan.estimate.constants import Constants
 from frog.plan.estimate.hardware import Gpu
 from frog.plan.layout import Layout
+from frog.plan.memory import PRODUCT_BYTES
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 _EDGE, _INNER_EDGE = 128, 32
@@ -51,8 +52,8 @@ class Kernels:
     def product_rate(self) -> float:
         """Operations per second of large products."""
         gpu, constants = self.gpu, self.constants
-        if self.layout.precision == "fp8" and gpu.sustained_fp8:
-            return gpu.sustained_fp8 * constants.product_fp8
+        if narrow := gpu.sustained_narrow(self.layout.precision):
+            return narrow * constants.product_fp8
         return gpu.sustained_bf16 * constants.product
 
     @property
@@ -131,9 +132,14 @@ class Kernels:
     def _casts(self, rows: float, width: float) -> float:
         """Return the seconds to cast a tensor to float8, as it is and transposed: write 2 bytes, since the operation
         before it casts its own output; with a scale for each row or tile, another kernel reads it first, twice.
+        Blocks of MXFP8 are read once; NVFP4 reads once more for the scale of the whole tensor. Both write two copies,
+        with the blocks' scales.
+
+        Source:  Transformer Engine, "Low precision training", MXFP8 and NVFP4.
         """
-        whole = 6.0 if self.layout.traits.scales_tiles else 2.0
-        num_bytes = {"fp8": whole, "fp8_rowwise": 6.0}.get(self.layout.precision, 0.0)
+        precision = self.layout.precision
+        read = {"fp8": 4.0 * self.layout.traits.scales_tiles, "fp8_rowwise": 4.0, "mxfp8": 2.0, "nvfp4": 4.0}
+        num_bytes = read.get(precision, 0.0) + 2 * PRODUCT_BYTES.get(precision, 1.0) * self.layout.narrow
         return num_bytes * rows * width / self.memory_rate
 
     def moves(self, num_bytes: float) -> float:

@@ -18,9 +18,9 @@ from frog.plan.estimate.rows import PlannedRun, read_row
 COLUMNS = ("row_id", "step_time_s", "memory_gib", "step_time_low_s", "step_time_high_s", "why")
 _SPREAD = 0.13
 """With the factors below, nine of ten measured runs are inside, if their source was not fitted on."""
-_WIDER = {"gpu": 1.6, "experts": 2.0, "assumed": 1.3, "adapters": 2.0}
+_WIDER = {"gpu": 1.6, "experts": 2.0, "assumed": 1.3, "adapters": 2.0, "precision": 1.6}
 """Factors of the spread for a GPU without measured runs, a mixture of experts, for what a row does not state, and for
-adapters, on whose runs no constant is fitted."""
+adapters and formats (MXFP8, NVFP4) on whose runs no constant is fitted."""
 _MOST_BYTES = 256 * 2**20
 
 
@@ -112,6 +112,8 @@ def least_spread(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> float:
         spread *= _WIDER["experts"]
     if run.adapters is not None:
         spread *= _WIDER["adapters"]
+    if run.layout.precision in ("mxfp8", "nvfp4"):
+        spread *= _WIDER["precision"]
     return spread * (_WIDER["assumed"] if run.assumed else 1.0)
 
 

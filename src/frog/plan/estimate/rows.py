@@ -75,10 +75,15 @@ def read_row(row: Row) -> PlannedRun:
 
 def precision_problem(layout: Layout, cluster: Cluster) -> str | None:
     """Return why the GPU cannot compute with the layout's precision; None if it can."""
-    if not layout.precision.startswith("fp8") or cluster.gpu.peak_fp8:
+    precision, gpu = layout.precision, cluster.gpu
+    name = f"{gpu.name} has" if gpu.name != "own" else "the GPU's profile has"
+    if precision.startswith("fp8"):
+        return None if gpu.peak_fp8 else f"precision={precision}: {name} no float8 products"
+    if not layout.narrow or gpu.sustained_narrow(precision):
         return None
-    name = f"{cluster.gpu.name} has" if cluster.gpu.name != "own" else "the GPU's profile has"
-    return f"precision={layout.precision}: {name} no float8 products"
+    keys = ["sustained_mxfp8"] if precision == "mxfp8" else ["peak_nvfp4", "sustained_nvfp4"]
+    own = f"; add {' and '.join(keys)}" if gpu.name == "own" else ", which Blackwell GPUs have"
+    return f"precision={precision}: {name} no {precision.upper()} products{own}"
 
 
 def planned_run(model: PlannedModel, row: Row, cluster: Cluster | None = None) -> PlannedRun:
@@ -271,8 +276,8 @@ def _precision(row: Row) -> Precision:
     precision = read_choice(row, "precision") or "bf16"
     if precision == "fp8":
         return "fp8_rowwise" if "rowwise" in (row.get("precision_detail") or "") else "fp8"
-    if precision not in ("bf16", "fp16", "fp8_rowwise"):
-        raise ConfigError(f"precision={shortened(precision)!r} is not modelled: bf16, fp16 or fp8")
+    if precision not in ("bf16", "fp16", "fp8_rowwise", "mxfp8", "nvfp4"):
+        raise ConfigError(f"precision={shortened(precision)!r} is not modelled: bf16, fp16, fp8, mxfp8 or nvfp4")
     return precision  # type: ignore[return-value]
 
 

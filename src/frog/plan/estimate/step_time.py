@@ -195,7 +195,7 @@ class StepModel:
         """The passes through the embedding, the output matrix and the loss, whose traffic depends on the program."""
         model, layout = self.model, self.layout
         columns = layout.traits.vocab_of_rank(model.vocab, layout.tp)
-        kernels = replace(self.kernels, layout=_without_fp8(layout))
+        kernels = replace(self.kernels, layout=_in_16_bits(layout))
         forward, backward = kernels.linear(layout.tokens, model.hidden, columns)
         sizes = layout.traits.loss_bytes
         memory = [kernels.moves(layout.tokens * (each * columns + 8 * model.hidden)) for each in sizes]
@@ -384,6 +384,6 @@ def idle_share(layout: Layout) -> float:
     return _IDLE.get(layout.schedule, 1.0)
 
 
-def _without_fp8(layout: Layout) -> Layout:
+def _in_16_bits(layout: Layout) -> Layout:
     """Return the layout with the precision of the output matrix, which stays in bfloat16."""
-    return replace(layout, precision="bf16") if layout.precision.startswith("fp8") else layout
+    return replace(layout, precision="bf16") if layout.narrow else layout

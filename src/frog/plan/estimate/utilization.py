@@ -11,8 +11,8 @@ from frog.plan.estimate.step_time import StepModel
 
 def peak_flops(step: StepModel) -> float:
     """Return the peak of one GPU, dense, in the format of the large products."""
-    gpu = step.cluster.gpu
-    return gpu.peak_fp8 if step.layout.precision.startswith("fp8") and gpu.peak_fp8 else gpu.peak_bf16
+    gpu, layout = step.cluster.gpu, step.layout
+    return layout.narrow * gpu.peak_narrow(layout.precision) or gpu.peak_bf16
 
 
 def utilization(step: StepModel) -> float:

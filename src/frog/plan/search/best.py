@@ -189,7 +189,7 @@ def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[st
     return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
 
 
-_ARITHMETIC = ("sustained_bf16", "sustained_fp8", "attention", "attention_fused")
+_ARITHMETIC = ("sustained_bf16", "sustained_fp8", "sustained_mxfp8", "sustained_nvfp4", "attention", "attention_fused")
 
 
 def _faster(cluster: Cluster, names: Sequence[str]) -> Cluster:

@@ -197,6 +197,8 @@ def _torchtitan(asked: _Request) -> ProgramFiles:
         "compile": {"enable": True},
     }
     texts = {}
+    if layout.precision in ("mxfp8", "nvfp4"):
+        raise NotExpressibleError(f"Frog does not know torchtitan's options for {layout.precision}")
     if layout.precision.startswith("fp8"):
         rows = layout.precision == "fp8_rowwise"
         sections["model"]["converters"] = ["quantize.linear.float8"]
@@ -307,6 +309,10 @@ def _megatron_layout(layout: Layout, replicas: int) -> dict[str, Any]:
         raise NotExpressibleError("Megatron has no float8 with a scale for each row")
     if layout.precision == "fp8":
         options |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise"}
+    if layout.precision == "mxfp8":
+        options |= {"fp8-format": "e4m3", "fp8-recipe": "mxfp8"}
+    if layout.precision == "nvfp4":
+        raise NotExpressibleError("Frog does not know Megatron's options for nvfp4")
     options["overlap-grad-reduce"] = True
     if layout.zero:
         options |= {"use-distributed-optimizer": True, "overlap-param-gather": True}
@@ -430,8 +436,9 @@ def _deepspeed(asked: _Request) -> ProgramFiles:
 
 
 def _half(layout: Layout) -> str:
-    if layout.precision.startswith("fp8"):
-        raise NotExpressibleError("its options have no float8")
+    if layout.narrow:
+        name = "float8" if layout.precision.startswith("fp8") else layout.precision
+        raise NotExpressibleError(f"its options have no {name}")
     return "fp16" if layout.precision == "fp16" else "bf16"
 
 
