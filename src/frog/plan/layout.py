@@ -152,6 +152,8 @@ class Layout:
     """With full recomputation, layers of each chunk that are computed again (block), or of each unit of layers that are
     computed again at once (uniform). None: all layers, one by one."""
     recompute_method: RecomputeMethod = "block"
+    offload_optimizer: float = 0.0
+    """Fraction of the rank's parameters whose optimizer state is in the host's memory and which are updated there."""
     precision: Precision = "bf16"
     traits: Traits = field(default_factory=Traits)
 
@@ -293,6 +295,10 @@ class Layout:
             found.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")
         if self.recompute_layers is not None and self.recompute != "full":
             found.append(f"recompute_layers={self.recompute_layers}: needs recompute=full, not {self.recompute}")
+        if not 0 <= self.offload_optimizer <= 1:
+            found.append(f"offload_optimizer={self.offload_optimizer:g}: must be between 0 and 1")
+        if self.offload_optimizer and not self.traits.keeps_whole_copy:
+            found.append("offload_optimizer: FSDP programs offload parameters, too, and Frog's nothing: not modelled")
         if self.seq_len % self.cp:
             found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
         found += self._misplaced_experts(model)

@@ -367,9 +367,12 @@ def step_memory(model: PlannedModel, layout: Layout, gpu_bytes: float) -> Memory
 
 
 def cluster_states(layout: Layout, parts: tuple[Column, Column]) -> list[Column]:
-    """Return the bytes of parameters, gradients and optimizer state, of which ZeRO 3, 2 and 1 split one more."""
+    """Return the bytes of parameters, gradients and optimizer state, of which ZeRO 3, 2 and 1 split one more. A part of
+    the optimizer's may be in the host's memory.
+    """
     splits = (layout.zero >= 3, layout.zero >= 2, layout.zero >= 1)
-    return states(state_bytes(layout), splits, sum(parts), layout.split(*parts))
+    *others, optimizer = states(state_bytes(layout), splits, sum(parts), layout.split(*parts))
+    return [*others, optimizer * (1 - layout.offload_optimizer)]
 
 
 def updated_parameters(layout: Layout, parts: tuple[Column, Column]) -> Column:

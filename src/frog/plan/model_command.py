@@ -41,7 +41,7 @@ _CHOICES = {
     "reduce_dtype": ("bf16", "fp32"),
     "precision": ("bf16", "fp16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4"),
 }
-_TEXTS = ("seq_parallel", "overlap_moe", "capacity_factor", "imbalance", "software", "year")
+_TEXTS = ("seq_parallel", "overlap_moe", "capacity_factor", "imbalance", "offload_optimizer", "software", "year")
 COLUMNS = (*_NUMBERS, *_CHOICES, *_TEXTS)
 """Options with the names of a table's columns."""
 
@@ -79,6 +79,12 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     for name, choices in _CHOICES.items():
         if name != "precision":
             layout.add_argument(_option(name), choices=choices)
+    layout.add_argument(
+        "--offload-optimizer",
+        type=between(0, 1),
+        metavar="X",
+        help="fraction of the optimizer that is in the host's memory and runs there (Megatron, DeepSpeed)",
+    )
     layout.add_argument("--seq-parallel", choices=("yes", "no"), help="split the norms' inputs over tp")
 
 

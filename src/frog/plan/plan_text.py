@@ -86,6 +86,8 @@ def layout_words(run: PlannedRun) -> str:
         block = layout.recompute_method == "block"
         many = layout.recompute_layers
         words[-1] += f" of {many} layers of each {chunk}" if block else f", {many} layers at once"
+    if layout.offload_optimizer:
+        words.append(f"{100 * layout.offload_optimizer:g} % of the optimizer on the host")
     words += [f"capacity factor {layout.capacity_factor:g}"] if layout.capacity_factor is not None else []
     words += [f"imbalance {layout.imbalance:g}"] if layout.imbalance is not None else []
     return ", ".join([*words, layout.precision])

@@ -199,6 +199,8 @@ class Adapters:
             found.append(f"--lora-r {self.rank}: exceeds the smaller side of a matrix, {narrow}: no low rank")
         if layout.recompute_layers is not None:
             found.append("--recompute-layers: not modelled next to adapters; --recompute full alone")
+        if layout.offload_optimizer:
+            found.append("--offload-optimizer: not modelled next to adapters, whose optimizer is small")
         if layout.recompute == "alternate":
             found.append("--recompute alternate: not modelled next to adapters; selective or full")
         if self.quantized:

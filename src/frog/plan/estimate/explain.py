@@ -14,7 +14,7 @@ from frog.plan.estimate.layer_time import part_of
 from frog.plan.estimate.nearest import WIDER, nearest_runs, typical_error
 from frog.plan.estimate.predict import least_spread, spread_of
 from frog.plan.estimate.rows import PlannedRun
-from frog.plan.estimate.step_time import OPTIMIZER_BYTES, StepModel, idle_share
+from frog.plan.estimate.step_time import HOST_BYTES, OPTIMIZER_BYTES, StepModel, idle_share
 from frog.plan.estimate.utilization import losses, peak_flops, utilization
 from frog.plan.layout import largest_of_normal
 from frog.plan.links import Group
@@ -96,14 +96,9 @@ def explain_step(step: StepModel) -> Iterator[Term]:
         yield _explain_messages(step)
     if step.data != (0.0, 0.0):
         yield _explain_data(step)
-    shared, experts = step.optimizer_parameters
-    yield Term(
-        "optimizer",
-        f"{OPTIMIZER_BYTES} bytes x parameters of the rank / memory rate",
-        f"{OPTIMIZER_BYTES} * ({_n(shared)} + {_n(experts)}) / {_n(step.kernels.memory_rate)}",
-        whole.optimizer,
-        "s",
-    )
+    if layout.offload_optimizer:
+        yield _explain_offloaded(step)
+    yield _explain_optimizer(step)
     before = whole.total - whole.other
     yield Term(
         "fixed time, waiting",
@@ -135,6 +130,32 @@ def explain_step(step: StepModel) -> Iterator[Term]:
         utilization(step),
         "",
         "Chowdhery et al. 2022",
+    )
+
+
+def _explain_optimizer(step: StepModel) -> Term:
+    shared, experts = step.optimizer_parameters
+    formula = f"{OPTIMIZER_BYTES} bytes x parameters of the rank / memory rate"
+    total = f"{OPTIMIZER_BYTES} * ({_n(shared)} + {_n(experts)}) / {_n(step.kernels.memory_rate)}"
+    if offloaded := step.layout.offload_optimizer:
+        formula += " of those on the GPU + transfers and update of the others"
+        total += f" * (1 - {offloaded:g}) + {_n(step.offloaded)}"
+    return Term("optimizer", formula, total, step.optimizer, "s")
+
+
+def _explain_offloaded(step: StepModel) -> Term:
+    layout, cluster, constants = step.layout, step.cluster, step.constants
+    numbers = _n(layout.offload_optimizer * sum(step.optimizer_parameters))
+    each = layout.traits.gradient_bytes + 2
+    ranks = min(cluster.gpus_per_node, layout.num_gpus)
+    return Term(
+        "optimizer on the host",
+        "(gradient + 2) bytes x parameters / host link + bytes of Adam x parameters x ranks of a node / host memory",
+        f"{each} * {numbers} / ({_n(cluster.host_link or 0)} * {constants.link}) + "
+        f"{HOST_BYTES} * {numbers} * {ranks} / ({_n(cluster.host_memory or 0)} * {constants.memory})",
+        step.offloaded,
+        "s",
+        "Ren et al. 2021",
     )
 
 
@@ -387,7 +408,8 @@ def explain_memory(step: StepModel, memory: Memory) -> Iterator[Term]:
     yield from _explain_moment(step, memory)
     for name, words in _STATES.items():
         num_bytes, held = getattr(memory, name), getattr(memory, name) / state_bytes(layout)[name]
-        formula = f"{words} x parameters of the rank"
+        on_gpu = " on the GPU" * (name == "optimizer" and layout.offload_optimizer > 0)
+        formula = f"{words} x parameters of the rank{on_gpu}"
         yield Term(
             name.replace("optimizer", "optimizer state"),
             formula,

@@ -74,6 +74,10 @@ class Cluster:
     """Mean time between failures of one node."""
     storage: float | None = None
     """Bytes per second that one node writes to storage while all others do."""
+    host_link: float | None = None
+    """Bytes per second from one GPU to its host, in one direction, while all GPUs of the node send."""
+    host_memory: float | None = None
+    """Bytes per second of the memory of one node's processors."""
     price: Price | None = None
     nodes_per_leaf: int | None = None
     """Nodes below one leaf switch (with rails: below one rail switch); None: the network has full bandwidth."""
@@ -190,6 +194,8 @@ _QUANTITIES = {
     "node_power": ("node_power", "W"),
     "node_mtbf": ("node_mtbf_s", "h"),
     "storage": ("storage", "B/s"),
+    "host_link": ("host_link", "B/s"),
+    "host_memory": ("host_memory", "B/s"),
 }
 """Keys of a cluster file, their fields, and their units."""
 _REQUIRED = ("gpu", "gpus_per_node", "nvlink_domain", "network")

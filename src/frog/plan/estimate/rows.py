@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from frog.core.errors import ConfigError
 from frog.core.schema import shortened
@@ -95,8 +96,11 @@ def planned_run(model: PlannedModel, row: Row, cluster: Cluster | None = None) -
     layout = _layout(row, model, assumed)
     if problems := model.problems() or layout.problems(model):
         raise ConfigError("; ".join(problems))
+    planned_on = cluster or _cluster(row, assumed)
+    if layout.offload_optimizer and (planned_on.host_link is None or planned_on.host_memory is None):
+        raise ConfigError("offload_optimizer: the cluster's profile has no host_link and host_memory")
     program = "".join(read_choice(row, "software").split(",")[0].split()[:1])
-    return PlannedRun(model, layout, cluster or _cluster(row, assumed), tuple(assumed), program=program)
+    return PlannedRun(model, layout, planned_on, tuple(assumed), program=program)
 
 
 def _model(row: Row) -> PlannedModel:
@@ -199,6 +203,7 @@ def _layout(row: Row, model: PlannedModel, assumed: list[str]) -> Layout:
         recompute=recompute,
         recompute_layers=read_number(row, "recompute_layers") if row.get("recompute_layers") else None,
         recompute_method=_recompute_method(row),
+        offload_optimizer=read_real(row, "offload_optimizer"),
         precision=_precision(row),
         traits=traits,
     )
@@ -300,10 +305,12 @@ def _cluster(row: Row, assumed: list[str]) -> Cluster:
     if per_node < 1:
         raise ConfigError("gpus_per_node=0: must be at least 1")
     tree = fat_tree({name: read_real(row, name) for name in FAT_TREE if row.get(name)})
+    same_node = per_node == usual.gpus_per_node
+    host: dict[str, Any] = {"host_link": usual.host_link, "host_memory": usual.host_memory} if same_node else {}
     if not row.get("inter_node_gbit_s"):
         assumed.append(f"inter_node_gbit_s={usual.node_bandwidth * 8 / 1e9:.0f}")
-        return Cluster(gpu, per_node, domain, usual.network_bandwidth_per_gpu * per_node, **tree)
+        return Cluster(gpu, per_node, domain, usual.network_bandwidth_per_gpu * per_node, **host, **tree)
     gbit_s = read_real(row, "inter_node_gbit_s")
     if not gbit_s and read_number(row, "n_gpus") > domain:
         raise ConfigError("inter_node_gbit_s=0: must be above 0 with several nodes")
-    return Cluster(gpu, per_node, domain, gbit_s * 1e9 / 8, **tree)
+    return Cluster(gpu, per_node, domain, gbit_s * 1e9 / 8, **host, **tree)

@@ -22,6 +22,10 @@ OPTIMIZER_BYTES = 36
 """Adam's traffic per parameter: reads of gradient (twice, with its norm), weight and two moments in float32, writes of
 the last three, and of the weight in 16 bits; the gradient's reset."""
 
+HOST_BYTES = 30
+"""The same of Adam on the host's processors: gradient, weight and two moments read in float32, the last three written,
+and the weight in 16 bits."""
+
 _IDLE = {"zero_bubble": 1 / 3}
 """Idle time of a schedule, of 1F1B's. Qi et al. 2023, table 1: F + B - W, not F + B + W, which are about equal."""
 
@@ -156,7 +160,26 @@ class StepModel:
     @property
     def optimizer(self) -> Column:
         """Seconds of the update."""
-        return self.kernels.moves(OPTIMIZER_BYTES * sum(self.optimizer_parameters))
+        updated, offloaded = sum(self.optimizer_parameters), self.layout.offload_optimizer
+        seconds = self.kernels.moves(OPTIMIZER_BYTES * updated * (1 - offloaded))
+        return seconds + self.offloaded if offloaded else seconds
+
+    @property
+    def offloaded(self) -> Column:
+        """Seconds of the update on the host: gradients go there, Adam runs, and parameters in 16 bits come back.
+
+        Nothing of that overlaps. The ranks of a node share its memory, each with a link of its own. Rates are data
+        sheets' at the constants of the GPU's memory and of NVLink: no run with offloading was measured.
+
+        Source:  Ren et al. 2021, ZeRO-Offload, section 4; Megatron-Core, `HybridDeviceOptimizer`.
+        """
+        cluster, layout = self.cluster, self.layout
+        if cluster.host_link is None or cluster.host_memory is None:
+            raise ValueError("rows.py refuses a profile without a host")
+        numbers = layout.offload_optimizer * sum(self.optimizer_parameters)
+        sent = (layout.traits.gradient_bytes + 2) * numbers / (cluster.host_link * self.constants.link)
+        ranks = least(cluster.gpus_per_node, layout.num_gpus)
+        return sent + HOST_BYTES * numbers * ranks / (cluster.host_memory * self.constants.memory)
 
     # ---- one micro-batch on a stage ----------------------------------------------------------------------------------
 
