@@ -70,7 +70,7 @@ class Ranks:
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """The ranks are this test's process: its real use of processors and files is not the ranks'."""
     monkeypatch.setattr("frog.launch.watchdog._moved_bytes", lambda pid: 0)
-    monkeypatch.setattr("frog.launch.watchdog._queued_s", lambda pid: 0.0)
+    monkeypatch.setattr("frog.launch.watchdog._main_thread_s", lambda pid: (0.0, 0.0))
     monkeypatch.setattr("frog.launch.watchdog._process_cpu_s", lambda process: 0.0)
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive=False: [])
     return Ranks(tmp_path)

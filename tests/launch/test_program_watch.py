@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -108,6 +109,38 @@ def test_share_of_a_core_that_counts_does_not_depend_on_the_looks(
 ) -> None:
     found = watch(lambda now: {0: waits(now), 1: works(now, cores=cores, queued_s=queued * now)}, 60, look_s=look_s)
     assert (found[0][1].kind is Kind.COMPUTING) == computes
+
+
+def polls(now: float, **fields: object) -> Snapshot:
+    """A rank that looks for a file in a function of its own, and sleeps at two of three looks of the watchdog."""
+    asleep = int(2 * now) % 3 > 0
+    line = WORK if asleep else CodeLine(file="/me/train.py", line=3, function="is_there")
+    seen: dict[str, Any] = {"main_cpu_s": 0.4 * now, "queued_s": 0.3 * now, "asleep": asleep, **fields}
+    return replace(works(now, cores=0.4), line=line, inside=line, **seen)
+
+
+def test_rank_that_polls_is_a_hang_like_one_that_sleeps() -> None:
+    ((at, finding),) = watch(lambda now: {0: waits(now), 1: polls(now)}, 100)
+    assert (finding.kind, finding.ends, finding.roles) == (Kind.HANG, True, {0: Role.WAITS, 1: Role.IDLE})
+    assert LIMITS.idle_s <= at < LIMITS.idle_s + 10
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"main_cpu_s": 0.2}, {"children_cpu_s": 1.0}, {"moved_bytes": 1 << 20}, {"asleep": False}],
+    ids=["a thread", "a child", "moves data", "awake"],
+)
+def test_rank_that_polls_for_its_own_work_computes(fields: dict[str, float]) -> None:
+    """fields: what it has more, per second; its whole process uses 0.4 cores."""
+    own = lambda now: {name: value if name == "asleep" else type(value)(value * now) for name, value in fields.items()}  # noqa: E731
+    found = watch(lambda now: {0: waits(now), 1: polls(now, **own(now))}, 100)
+    assert [(finding.kind, finding.ends) for _, finding in found] == [(Kind.COMPUTING, False)]
+
+
+def test_rank_that_computes_after_it_polled_is_busy_again() -> None:
+    after = lambda now: polls(now) if now < 35 else works(now, main_cpu_s=now)  # noqa: E731
+    found = watch(lambda now: {0: waits(now, completed=5), 1: after(now)}, 180)
+    assert not any(finding.ends for _, finding in found)
 
 
 def test_rank_that_has_ended_is_named_as_left() -> None:
@@ -216,6 +249,15 @@ def test_rank_waits_in_a_collective_a_message_or_in_torch(changes: dict[str, Any
     snapshot = take_snapshot(status(**changes), with_children=False)
     assert (snapshot.pending, snapshot.ended, snapshot.failed) == (pending, True, False)
     assert snapshot.cpu_s == 1.5
+
+
+@pytest.mark.parametrize(
+    ("text", "asleep"), [("time.sleep(0.01)", True), ("    sleep(wait_s)", True), ("asleep = sleeper.number(3)", False)]
+)
+def test_rank_in_a_line_that_sleeps_is_asleep(text: str, asleep: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import time\n{text}\n")
+    place = CodeLine(file=str(tmp_path / "train.py"), line=2, function="main")
+    assert take_snapshot(status(inside=place), with_children=False).asleep == asleep
 
 
 def test_snapshot_counts_the_collectives_of_all_groups() -> None:

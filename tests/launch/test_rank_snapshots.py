@@ -121,16 +121,16 @@ IO = "rchar: 1\nwchar: 20\nsyscr: 7\nread_bytes: 300\nwrite_bytes: 4000\n"
 
 
 @pytest.mark.parametrize(
-    ("files", "queued_s", "moved_bytes"),
+    ("files", "main_thread_s", "moved_bytes"),
     [
-        ({"schedstat": "900 1500000000 3\n", "io": IO}, 1.5, 4321),
-        ({"schedstat": "900\n", "io": "rchar: 1\n"}, 0.0, 0),
-        ({"schedstat": "a b c\n", "io": "none\n"}, 0.0, 0),
-        ({}, 0.0, 0),
+        ({"schedstat": "900000000 1500000000 3\n", "io": IO}, (0.9, 1.5), 4321),
+        ({"schedstat": "900\n", "io": "rchar: 1\n"}, (0.0, 0.0), 0),
+        ({"schedstat": "a b c\n", "io": "none\n"}, (0.0, 0.0), 0),
+        ({}, (0.0, 0.0), 0),
     ],
 )
 def test_waits_for_a_core_and_moved_bytes_are_read_if_the_system_has_them(
-    files: dict[str, str], queued_s: float, moved_bytes: int, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], main_thread_s: tuple[float, float], moved_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(path: str) -> str:
         folder, _, name = path.rpartition("/")
@@ -140,4 +140,4 @@ def test_waits_for_a_core_and_moved_bytes_are_read_if_the_system_has_them(
         return files[name]
 
     monkeypatch.setattr(watchdog, "Path", lambda path: SimpleNamespace(read_text=lambda: read(path)))
-    assert (watchdog._queued_s(7), watchdog._moved_bytes(7)) == (queued_s, moved_bytes)
+    assert (watchdog._main_thread_s(7), watchdog._moved_bytes(7)) == (main_thread_s, moved_bytes)

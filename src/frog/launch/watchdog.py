@@ -13,12 +13,15 @@ status and its process), with the time, and decides:
 
 A finished collective returns the world to `healthy`. A rank with a pending collective waits, whatever its processor
 time, since NCCL spins while it waits; unless it moves data, as over a slow link. If every rank has enqueued the same
-collective, torch completes it in the background, so a world in which all ranks wait does not continue by itself.
+collective, torch completes it in the background, so a world in which all ranks wait does not continue by itself. A rank
+that polls, its main thread mostly in a line that sleeps, is idle unless its other threads or its children compute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import linecache
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -86,6 +89,8 @@ _BUSY_CORES, _BUSY_BYTES_PER_S = 0.1, 64 << 10
 """A rank that uses more than this computes, or moves data: to a disk, or over a slow link to its peers."""
 _READY_PART = 0.5
 """A rank that runs or waits for a core for this part of the time computes, too: a busy machine gives it few cores."""
+_LEAST_LOOKS, _ASLEEP_PART = 10, 0.5
+"""Fewest looks that tell whether a rank polls, and the least part of them at which its main thread slept."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,10 @@ class Snapshot:
     """Bytes that it has read and written."""
     children_cpu_s: float | None = None
     """Processor time of its child processes; None if not measured."""
+    main_cpu_s: float = 0.0
+    """Processor time of its main thread, a part of `cpu_s`; 0 where that is unknown."""
+    asleep: bool = False
+    """True if its main thread is in a line that calls `sleep`, as in a loop that polls a file or a queue."""
     line: CodeLine | None = None
     inside: CodeLine | None = None
     ended: bool = False
@@ -169,6 +178,12 @@ class _Track:
     stopped_at: float
     window_at: float
     window: Snapshot
+    asleep_at: float = 0.0
+    """The first look of those since which the main thread has slept at most of them."""
+    looks: int = 0
+    """How many they are, at most; 0 if it is awake."""
+    asleep: float = 0
+    """At how many of them it slept."""
 
     @classmethod
     def begin(cls, snapshot: Snapshot, now: float) -> _Track:
@@ -184,12 +199,28 @@ class _Track:
             self.pending_at = now
         if snapshot.stopped != before.stopped:
             self.stopped_at = now
+        self._count_sleep(snapshot, now)
         if now - self.window_at >= _WINDOW_S:
-            if _computed(self.window, snapshot, now - self.window_at):
+            if _computed(self.window, snapshot, now - self.window_at, self.polls):
                 self.busy_at = now
             if snapshot.moved_bytes - self.window.moved_bytes >= _BUSY_BYTES_PER_S * (now - self.window_at):
                 self.moved_at = now
             self.window_at, self.window = now, snapshot
+
+    def _count_sleep(self, snapshot: Snapshot, now: float) -> None:
+        if not self.looks:
+            self.asleep_at = now
+        if self.looks or snapshot.asleep:
+            self.looks, self.asleep = self.looks + 1, self.asleep + snapshot.asleep
+        if self.looks >= 2 * _LEAST_LOOKS:  # the last ones count most
+            self.looks, self.asleep = self.looks // 2, self.asleep / 2
+        if self.asleep < _ASLEEP_PART * self.looks:
+            self.looks = self.asleep = 0
+
+    @property
+    def polls(self) -> bool:
+        """Return whether its main thread sleeps again and again. Between, it may look from several functions."""
+        return self.looks >= _LEAST_LOOKS
 
     @property
     def still_at(self) -> float:
@@ -198,7 +229,8 @@ class _Track:
             return self.stopped_at
         if self.snapshot.pending:
             return max(self.pending_at, self.moved_at, min(self.place_at, self.busy_at))
-        return max(self.pending_at, self.moved_at, self.function_at, self.busy_at)
+        place_at = min(self.function_at, self.asleep_at) if self.polls else self.function_at
+        return max(self.pending_at, self.moved_at, place_at, self.busy_at)
 
     def role(self, now: float) -> Role:
         if self.snapshot.failed:
@@ -216,9 +248,14 @@ def _function(snapshot: Snapshot) -> tuple[str, str] | None:
     return None if snapshot.line is None else (snapshot.line.file, snapshot.line.function)
 
 
-def _computed(before: Snapshot, after: Snapshot, passed_s: float) -> bool:
-    """True if a rank used a core between two moments, or would have if the machine were not busy."""
+def _computed(before: Snapshot, after: Snapshot, passed_s: float, polls: bool) -> bool:
+    """True if a rank used a core between two moments, or would have if the machine were not busy.
+
+    What a main thread that polls uses to look, or waits for a core to do so, is no work.
+    """
     cpu_s = _cpu_s(before, after)
+    if polls:
+        return cpu_s - (after.main_cpu_s - before.main_cpu_s) >= _BUSY_CORES * passed_s
     return cpu_s >= _BUSY_CORES * passed_s or cpu_s + after.queued_s - before.queued_s >= _READY_PART * passed_s
 
 
@@ -312,6 +349,7 @@ class ProgramWatch:
 # ---- snapshots of ranks ----------------------------------------------------------------------------------------------
 
 _INSIDE_TORCH = "torch/distributed/"
+_SLEEPS = re.compile(r"\bsleep\(")
 
 
 def take_snapshot(status: Status, with_children: bool) -> Snapshot:
@@ -324,10 +362,16 @@ def take_snapshot(status: Status, with_children: bool) -> Snapshot:
         cpu_s=status.cpu_s,
         line=status.line,
         inside=status.inside,
+        asleep=_is_asleep(status.inside),
         ended=status.state != "running",
         failed=status.state == "failed",
     )
     return snapshot if snapshot.ended else _with_process(snapshot, status.pid, with_children)
+
+
+def _is_asleep(inside: CodeLine | None) -> bool:
+    """True if the text of the innermost line calls `sleep`. False if its file is not on this machine."""
+    return inside is not None and _SLEEPS.search(linecache.getline(inside.file, inside.line)) is not None
 
 
 def take_snapshots(statuses: Mapping[int, Status], with_children: bool) -> dict[int, Snapshot]:
@@ -343,10 +387,12 @@ def _with_process(snapshot: Snapshot, pid: int, with_children: bool) -> Snapshot
         children = process.children(recursive=True) if with_children else []
     except psutil.Error:
         return replace(snapshot, ended=True)
+    main_cpu_s, queued_s = _main_thread_s(pid)
     return replace(
         snapshot,
         cpu_s=times.user + times.system,
-        queued_s=_queued_s(pid),
+        main_cpu_s=main_cpu_s,
+        queued_s=queued_s,
         moved_bytes=_moved_bytes(pid),
         children_cpu_s=sum(map(_process_cpu_s, children)) if with_children else None,
         ended=state == psutil.STATUS_ZOMBIE,
@@ -361,12 +407,13 @@ def _process_cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
-def _queued_s(pid: int) -> float:
-    """Return how long a process's main thread has been ready to run without a core; 0 where that is unknown."""
+def _main_thread_s(pid: int) -> tuple[float, float]:
+    """Return how long a process's main thread has run, and been ready without a core; zeros where that is unknown."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        ran_ns, queued_ns, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        return int(ran_ns) / 1e9, int(queued_ns) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0
 
 
 def _moved_bytes(pid: int) -> int:

@@ -99,6 +99,41 @@ def test_loop_that_waits_for_a_file_is_named(tmp_path: Path) -> None:
     assert "it repeats the loop `while not ready.exists():` in line 4 (`time.sleep(0.1)`)" in found.finding
 
 
+POLLER = """\
+def count(path):
+    return int(path.read_text() or 0)
+def evict(path):
+    while count(path) > 0:
+        time.sleep(0.02)
+def serve(requests):
+    while True:
+        train(requests)
+        time.sleep(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "often", "polls"),
+    [
+        ([(5, "evict")], "", True),
+        ([(2, "count"), (4, "evict")], "poller.py:5", True),
+        ([(2, "count"), (4, "evict")], "poller.py:2", False),
+        ([(8, "serve")], "poller.py:8", False),
+    ],
+    ids=["asleep", "looks", "computes to look", "works in a loop that sleeps"],
+)
+def test_rank_that_polls_with_much_processor_time_is_no_proof_of_work(
+    tmp_path: Path, lines: list[tuple[int, str]], often: str, polls: bool
+) -> None:
+    (tmp_path / "poller.py").write_text(POLLER)
+    stack = [CodeLine(file=str(tmp_path / "poller.py"), line=line, function=name) for line, name in lines]
+    busy = rank(1, ("all_reduce", 8, 4), state="running", cpu_busy=True, line=stack[0], stack=stack, often=often)
+    waiting = rank(0, ("all_reduce", 8, 4), ("all_reduce", 8, 6), state="running", pending=1)
+    found = diagnose_program(evidence(waiting, busy))
+    assert (found.fault, found.rank, found.certain) == ("busy", 1, not polls)
+    assert ("it repeats the loop `while count(path) > 0:` in line 4" in found.finding) == polls
+
+
 @pytest.mark.parametrize(("other", "hung", "busy"), [(5, True, False), (6, False, False), (6, True, True)])
 def test_ranks_that_all_wait_outside_of_collectives_are_named(
     tmp_path: Path, other: int, hung: bool, busy: bool

@@ -10,7 +10,7 @@ from frog.observe.diagnose.program.code_lines import user_line
 from frog.observe.diagnose.program.code_partings import Guard, rank_branch
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
-from frog.observe.diagnose.program.outside_waits import advice_on_wait, waits_outside
+from frog.observe.diagnose.program.outside_waits import advice_on_wait, polling_loop, waits_outside
 from frog.observe.diagnose.program.rank_reports import describe_inside
 from frog.observe.diagnose.program.wait_reports import base_of_wait, branch_around, who_waits
 
@@ -61,13 +61,13 @@ def busy_rank(evidence: Evidence, found: Difference) -> Diagnosis | None:
     at = at_place(rank.line)
     branch = rank_branch(rank.line)
     why = f", which only some ranks reach: {branch}" if branch else ""
-    around = branch_around(evidence, found)
+    around, polls = branch_around(evidence, found), polling_loop(rank) is not None
     why += _calls_elsewhere(around, busy)
     return base_of_wait(evidence, found, busy[0]).with_more(
         fault="busy",
-        certain=rank.line is not None and around is None,
+        certain=rank.line is not None and around is None and not polls,
         finding=f"{who_waits(evidence, found)}; {span(busy)} {_was(busy)} still computing{at}{why}"
-        f"{_describe_workers(rank)}",
+        f"{_describe_workers(rank)}{waits_outside(rank) if polls else ''}",
         advice="an endless loop, or work that takes longer than the time-out, such as an evaluation on one rank: raise "
         "the timeout of init_process_group, or give all ranks a share of it",
     )

@@ -6,10 +6,18 @@ The frames of Python's own library tell, or else the text of the line, since a c
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import NamedTuple
 
 from frog.core.runs.observed import CodeLine
-from frog.observe.diagnose.program.code_blocks import blocks_around, innermost_loop, is_readable, parse_file, text_of
+from frog.observe.diagnose.program.code_blocks import (
+    Block,
+    blocks_around,
+    innermost_loop,
+    is_readable,
+    parse_file,
+    text_of,
+)
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.evidence import RankEvidence
 
@@ -98,6 +106,7 @@ _BY_TEXT = (
 )
 _SETS_KEY = re.compile(r"store\w*(\(\))?\.(set|add|compare_set|queue_push|append)\(", re.IGNORECASE)
 _MOST_SETTERS = 3
+_SLEEPS = re.compile(r"\bsleep\(")
 _LOADER = re.compile(r"torch/utils/data/dataloader\.py$")
 
 
@@ -109,10 +118,34 @@ def waits_outside(rank: RankEvidence) -> str:
     if kind is not None:
         sets = _setters(rank.line) if kind.words == _STORE[0] and rank.line is not None else ""
         return f": it waits {kind.words}{shown}{f'; keys are set {sets}' if sets else ''}"
-    loop = innermost_loop(rank.line) if rank.line is not None else None
+    loop = polling_loop(rank) or (innermost_loop(rank.line) if rank.line is not None else None)
     if loop is not None and loop.text.startswith("while "):
         return f": it repeats the loop {loop}{shown}"
     return f": its line is `{code}`" if code and not _in_loader(rank) else ""
+
+
+def polling_loop(rank: RankEvidence) -> Block | None:
+    """Return the loop in which a rank looks for something again and again and sleeps in between; None without one.
+
+    A rank that used a core counts only if it was seen to sleep there: its loop may as well do its work.
+    """
+    own = [frame for frame in rank.stack if is_user_file(frame.file)]
+    for frame in own or ([rank.line] if rank.line is not None else []):
+        loops = (
+            [block for block in blocks_around(frame) if block.text.startswith("while ")] if is_readable(frame) else []
+        )
+        for loop in reversed(loops):
+            lines = (CodeLine(file=loop.file, line=number) for number in range(loop.first, loop.last + 1))
+            sleeps = [line for line in lines if _SLEEPS.search(text_of(line))]
+            if sleeps and (rank.cpu_busy is False or any(_is_seen_at(rank, line) for line in sleeps)):
+                return loop
+    return None
+
+
+def _is_seen_at(rank: RankEvidence, line: CodeLine) -> bool:
+    """True if a rank was last seen at a line, or most often."""
+    last = rank.line is not None and (rank.line.file, rank.line.line) == (line.file, line.line)
+    return last or rank.often == f"{PurePath(line.file).name}:{line.line}"
 
 
 def advice_on_wait(rank: RankEvidence) -> str:

@@ -8,7 +8,7 @@ from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_lines import collective_frames
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, at_place, place
-from frog.observe.diagnose.program.outside_waits import advice_on_wait, waits_outside
+from frog.observe.diagnose.program.outside_waits import advice_on_wait, polling_loop, waits_outside
 from frog.observe.diagnose.program.rank_reports import RECORD_COLLECTIVES, describe_inside, report_ranks, they_wait
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
@@ -51,7 +51,8 @@ def reason_of_absence(rank: RankEvidence) -> tuple[str, str, str]:
     if rank.stopped:
         return "stop", f"was stopped{at}", "a stopped process (SIGSTOP, a debugger), or one blocked in the kernel"
     if rank.cpu_busy:
-        return "busy", f"was still computing{at}", "an endless loop, or long work for which the others wait"
+        loop = waits_outside(rank) if polling_loop(rank) is not None else ""
+        return "busy", f"was still computing{at}{loop}", "an endless loop, or long work for which the others wait"
     return (
         "blocked",
         f"was{at or ' elsewhere'}, and did not compute{waits_outside(rank)}",
