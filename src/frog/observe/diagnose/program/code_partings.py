@@ -43,7 +43,7 @@ _COMMUNICATES = re.compile(r"reduce|gather|scatter|broadcast|barrier|all_to_all|
 
 def rank_branch(line: CodeLine | None) -> str | None:
     """Return "`if rank == 0:` in line 12" if a test of the rank encloses a line of a program, else None."""
-    branch = _rank_block(line)
+    branch = rank_block(line)
     return str(branch) if branch is not None else None
 
 
@@ -52,6 +52,8 @@ class Guard(NamedTuple):
 
     block: Block
     text: str
+    is_use: bool = False
+    """True if it is around the only uses of the function that makes the call: see code_uses.py."""
 
     def __str__(self) -> str:
         return self.text
@@ -62,12 +64,12 @@ class Guard(NamedTuple):
 
         A return before it may have another one behind it.
         """
-        return self.block.kind != "return" and called_on_other_sides(self.block) <= HARMLESS
+        return self.block.kind != "return" and not self.is_use and called_on_other_sides(self.block) <= HARMLESS
 
     @property
     def is_shared(self) -> bool:
         """True if the other ranks have their own line for the call: the test does not tell who makes it."""
-        return has_counterpart(self.block)
+        return not self.is_use and has_counterpart(self.block)
 
 
 def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: Iterable[Call] = ()) -> Guard | None:
@@ -78,14 +80,14 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
     before: earlier calls of a caller in this group. A test that it passed before, when the others came too, explains
     nothing: they call it from another line.
     """
-    inner = _rank_block(call.line)
+    inner = rank_block(call.line)
     passed = [frame for each in before if each.done for frame in stack_of(each)]
     own = Guard(inner, str(inner)) if inner is not None and not any(map(inner.holds, passed)) else None
     if own is not None and not own.is_shared:
         return own
     came = [frame for other in others for frame in other.callers]
     for frame in call.callers:
-        branch = _rank_block(frame)
+        branch = rank_block(frame)
         if branch is None or branch == inner or any(branch.holds(each) for each in came):
             continue
         if inner is not None and any(branch.holds(each) for each in passed):
@@ -95,7 +97,7 @@ def call_branch(call: Call, callers: Iterable[int], others: list[Call], before: 
     return own
 
 
-def _rank_block(line: CodeLine | None) -> Block | None:
+def rank_block(line: CodeLine | None) -> Block | None:
     """Return the innermost block around a line that a test of the rank guards."""
     if line is None or not line.file.endswith(".py"):
         return None
@@ -137,8 +139,10 @@ def parting_lines(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> tuple[C
     return None
 
 
-def _function(line: CodeLine) -> tuple[str, str]:
-    return line.file, line.function
+def _function(line: CodeLine) -> tuple[str, str, int]:
+    """Tell functions apart, also methods of one name: by the first line, where the source is known."""
+    around = function_around(source_of(line.file), line.line) if is_readable(line) else None
+    return line.file, line.function, around.first if around is not None else 0
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
             if not _is_in(block, one, number):
                 continue
             past = there.line > (here.line if deeper else block.last) or (deeper and within is not None)
+            past = past or _has_come_round(block if not deeper else None, here, there, last)
             if not deeper and _is_in(block, other, list(other).index(there)):
                 continue
             if block.kind == "loop" and not (common or past):  # the other rank may yet come to it
@@ -208,6 +213,18 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
             found.append(Parting(block, common, deeper, past, deeper and holds_stack(block, other)))
     best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
     return _with_loops_around(_with_other_tests(best, found), found)
+
+
+def _has_come_round(block: Block | None, here: CodeLine, there: CodeLine, last: Sequence[CodeLine]) -> bool:
+    """True if the other rank is in the next round of a loop around both: it came past the line where this one is.
+
+    last: the lines of the last call that both made, which must be at or after the line of the other rank, and before
+    that of this one. block: what must begin after it, too; None for a block in a function that this line calls.
+    """
+    before = next((frame for frame in last if _function(frame) == _function(here)), None)
+    if before is None or not there.line <= before.line < (here.line if block is None else block.first):
+        return False
+    return any(each.kind == "loop" and each.holds(there) and each.holds(before) for each in blocks_around(here))
 
 
 def _is_in(block: Block, stack: Sequence[CodeLine], number: int) -> bool:
@@ -252,7 +269,7 @@ def _that_differ(found: list[Parting]) -> list[Parting]:
 def rank_test_between(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | None:
     """Return the block that a test of the rank guards where two stacks part, if it holds only the first of them."""
     lines = parting_lines(one, other)
-    block = _rank_block(lines[0]) if lines is not None else None
+    block = rank_block(lines[0]) if lines is not None else None
     return block if block is not None and not (holds_stack(block, other) or has_counterpart(block)) else None
 
 
@@ -398,6 +415,20 @@ def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | 
 # ---- the statements by which a rank leaves out a call ----------------------------------------------------------------
 
 
+def skipped_round(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> tuple[Block, str] | None:
+    """Return the loop in which both ranks are, and by what the other one may have left out the line of the first.
+
+    one, other: the lines that led to their calls, innermost first. None if no `continue` or handler stands before it.
+    """
+    lines = parting_lines(one, other)
+    if lines is None or not is_readable(lines[0]):
+        return None
+    loops = [block for block in blocks_around(lines[0]) if block.kind == "loop" and block.holds(lines[1])]
+    ways = [way for loop in loops[-1:] for way in exits_past(lines[0], loop) if way.first < lines[0].line]
+    ways = [way for way in ways if not way.text.endswith((" break", " return"))]
+    return (loops[-1], " or ".join(map(str, ways))) if ways else None
+
+
 def may_leave_out(stack: Sequence[CodeLine], since: int) -> bool:
     """True if a rank may come past a line from an earlier one of its function, into another round.
 
@@ -453,6 +484,13 @@ def ways_out(loop: Block, stack: Sequence[CodeLine]) -> str:
     stack: the lines that led to the call in the loop, innermost first.
     """
     return " or ".join(map(str, exits_of(loop, stack)))
+
+
+def ends_early(loop: Block) -> str | None:
+    """Return `all` or `any` if a loop is what that goes through, so that it ends with the first item that decides."""
+    text = text_of(CodeLine(file=loop.file, line=loop.line))
+    found = re.search(rf"\b(all|any)\(.*\b{re.escape(loop.text)}", text) if not loop.text.endswith(":") else None
+    return found[1] if found is not None else None
 
 
 def exits_of(loop: Block, stack: Sequence[CodeLine]) -> list[Block]:

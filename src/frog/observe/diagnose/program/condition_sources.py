@@ -47,6 +47,27 @@ def source_words(block: Block) -> str:
         return ""
 
 
+def callee_sources(line: CodeLine) -> str:
+    """Return what decides which functions a line calls, with `; ` in front; empty if that is not known."""
+    file = ProgramFile.of(line.file)
+    calls = [call for same_name in file.calls.values() for call in same_name if call.lineno == line.line]
+    try:
+        kinds = [
+            kind
+            for call in calls
+            for value in _reached(Value(file, call.func, line.line))
+            for kind in _kinds_of(value.node)
+        ]
+    except RecursionError:
+        return ""
+    others = list(dict.fromkeys(kind for kind in kinds if kind != _RANK))[:2]
+    if not kinds:
+        return ""
+    return (
+        f"; what it calls depends on {' and '.join(others) + ', which may differ between ranks' if others else _RANK}"
+    )
+
+
 def sources_of_loop(parting: Parting, inside: Sequence[CodeLine]) -> str:
     """Return the same for a loop that one rank has left, and for the tests by which a rank leaves it.
 

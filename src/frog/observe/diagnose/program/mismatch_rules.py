@@ -13,6 +13,7 @@ from frog.observe.diagnose.program.code_blocks import (
     Block,
     in_one_loop,
     is_readable,
+    text_of,
 )
 from frog.observe.diagnose.program.code_partings import (
     Parting,
@@ -21,11 +22,13 @@ from frog.observe.diagnose.program.code_partings import (
     handler_past,
     other_tests,
     parting_of,
+    skipped_round,
     stack_of,
     tests_before,
 )
+from frog.observe.diagnose.program.code_uses import differing_callees, repeats_in_a_line, used_under
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
-from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
+from frog.observe.diagnose.program.condition_sources import callee_sources, source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
 from frog.observe.diagnose.program.library_partings import decided_by, library_words
 from frog.observe.diagnose.program.parting_words import (
@@ -53,6 +56,7 @@ from frog.observe.diagnose.program.rank_reports import (
     survived_error,
 )
 
+_MOST_LINE = 90
 _AHEAD = 400
 """Calls after the difference to compare for their order."""
 
@@ -134,6 +138,8 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
         _parted,
         _skipped,
         _past_a_handler,
+        _repeated,
+        _dispatched,
         _extra,
         _batches,
     ):
@@ -283,6 +289,8 @@ def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
     """Find a call under a test of the rank that the others never made."""
     others = [*sides.other_before, *sides.other_calls]
     branch = call_branch(sides.odd_call, [sides.odd], others, sides.odd_before)
+    if branch is None and all(call.callers for call in others):
+        branch = used_under(stack_of(sides.odd_call), (frame for call in others for frame in call.callers))
     if branch is None or branch.is_shared:
         return None
     is_around = sides.odd_call.line is not None and branch.block.holds(sides.odd_call.line)
@@ -368,6 +376,16 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             f"has the words of that handler: “{written[:160]}”",
             advice=SKIP_TOGETHER,
         )
+    if block.kind == "loop" and not parting.was_common:
+        skipped = skipped_round(stack_of(inside), stack_of(outside))
+        if skipped is not None:
+            return base.with_more(
+                fault="skipped",
+                certain=False,
+                finding=f"{differ}: rank {sides.odd} left out this call in a round of the loop {skipped[0]}, by "
+                f"{skipped[1]}; or it did not enter the loop {block}",
+                advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}",
+            )
     if block.kind == "loop":
         if sides.tie and (more_than_usual(block, [*sides.other_before, inside]) or 0) > 0:
             base = base.with_more(rank=sides.other, line=base.peer_line, peer_line=base.line)
@@ -390,6 +408,36 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         finding=f"{differ}: {passes_alone(block, sides.other, sides.odd, never)}{other_tests(parting)}"
         + (f"; or an error before this call led rank {sides.odd} into {caught}" if caught else "")
         + source_words(block),
+        advice=AGREE_FIRST,
+    )
+
+
+def _repeated(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a line that calls a function several times without a loop, as `map` does, but not as often on each rank."""
+    repeats = repeats_in_a_line(stack_of(sides.other_call), stack_of(sides.odd_call), _last_common(sides))
+    if repeats is None:
+        return None
+    line, text = repeats
+    return _base(evidence, found, sides).with_more(
+        fault="batches",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} has left line {line.line} (`{text}`), in which "
+        f"rank {sides.other} makes one more call: how often it calls differs between the ranks",
+        advice=EVEN_ROUNDS,
+    )
+
+
+def _dispatched(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a line that both ranks are at, and from which they came to different functions."""
+    parted = differing_callees(stack_of(sides.odd_call), stack_of(sides.other_call))
+    if parted is None:
+        return None
+    line, odd, other = parted
+    return _base(evidence, found, sides).with_more(
+        fault="branch",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: line {line.line} (`{text_of(line).strip()[:_MOST_LINE]}`) called "
+        f"{odd} on rank {sides.odd} and {other} on rank {sides.other}{callee_sources(line)}",
         advice=AGREE_FIRST,
     )
 

@@ -17,6 +17,7 @@ from frog.observe.diagnose.program.code_partings import (
     Parting,
     backward_line,
     branch_past,
+    ends_early,
     handler_past,
     holds_stack,
     may_leave_out,
@@ -160,6 +161,8 @@ def leaves_loop(
     leave = f"; a rank can leave {'it' if len(loops) == 1 else 'them'} by {' or '.join(ways)}" if ways else ""
     if tests := tests_before(loop, inside):
         leave += f"; or rank {left} left out this call in its last round, by {tests}"
+    if (name := ends_early(loop)) is not None:
+        leave += f"; `{name}` ends at the first item that is {'false' if name == 'all' else 'true'}"
     if caught:
         leave += f"; or an error led rank {left} out of it, which {caught} caught"
     if len(loops) > 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_lines import is_user_file
-from frog.observe.diagnose.program.code_partings import Guard, call_branch
+from frog.observe.diagnose.program.code_partings import Guard, call_branch, stack_of
+from frog.observe.diagnose.program.code_uses import used_under
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, place
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
@@ -47,7 +48,10 @@ def branch_around(evidence: Evidence, found: Difference) -> Guard | None:
     others = [call for each in found.absent for call in evidence.ranks[each].calls]
     first = evidence.ranks[min(found.calls)]
     before = [call for call in first.by_group().get(found.group, []) if call.seq < found.seq]
-    return call_branch(found.call, found.calls, others, before)
+    branch = call_branch(found.call, found.calls, others, before)
+    if branch is None and others and all(call.callers for call in others):
+        return used_under(stack_of(found.call), (frame for call in others for frame in call.callers))
+    return branch
 
 
 def user_stack(rank: RankEvidence) -> tuple[CodeLine, ...]:

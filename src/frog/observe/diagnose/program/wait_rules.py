@@ -61,7 +61,7 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
     if has_returned and len(missing) <= len(found.calls):
         return None  # `finished_rank` names the ranks that returned
     # a return may have another one behind it, whatever its rank still does
-    is_over = branch is not None and branch.block.kind != "return" and all(ends.values())
+    is_over = branch is not None and not branch.is_use and branch.block.kind != "return" and all(ends.values())
     certain, passed = branch is not None and (branch.is_proof or is_over), str(branch) if branch is not None else None
     if branch is None and (block := _branch_of_callers(evidence, found)) is not None:
         certain, passed = False, f"{block}{source_words(block)}"
