@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from seen import rank
-from test_where_lines_part import found_in
+from seen import changed, evidence, rank
+from test_where_lines_part import found_in, of_script
+
+from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 HOOK = """\
 def stats(module, inputs, output):
@@ -179,3 +182,116 @@ def test_generator_that_all_ends_early_is_said_to_end_so(tmp_path: Path) -> None
     check = ("all_reduce", 1, 2)
     ranks = [rank(0, *[check] * 3, pending=1), rank(1, *[check] * 2, ("barrier", 0, 4), pending=1)]
     assert "`all` ends at the first item that is false" in found_in(tmp_path, text, ways, *ranks).finding
+
+
+SUPER = """\
+def synchronized(function):
+    def wrapper(*args):
+        result = function(*args)
+        dist.barrier()
+        return result
+    return wrapper
+class Saver:
+    @synchronized
+    def save(self):
+        pass
+class MainSaver(Saver):
+    @synchronized
+    def save(self):
+        super().save()
+saver = MainSaver() if rank == 0 else Saver()
+saver.save()
+dist.all_reduce(loss)
+"""
+
+
+def test_ranks_that_met_in_a_call_of_another_way_had_parted_there(tmp_path: Path) -> None:
+    step, barrier = ("all_reduce", 8, 17), ("barrier", 0, 4)
+    ranks = [rank(0, step, barrier, barrier, pending=1), rank(1, step, barrier, step, pending=1)]
+    script = tmp_path / "train.py"
+    script.write_text(SUPER)
+    ranks = [of_script(script, each, {4: [(4, "wrapper"), (16, "<module>")]}) for each in ranks]
+    places = [(4, "wrapper"), (14, "save"), (3, "wrapper"), (16, "<module>")]
+    lines = tuple(CodeLine(file=str(script), line=line, function=name) for line, name in places)
+    ranks[0].calls[1] = changed(ranks[0].calls[1], callers=lines)
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.certain) == ("branch", False)
+    assert "the barrier before that came from other lines, rank 0's from train.py:14 (save)" in found.finding
+    assert "in line 15, the only one under which MainSaver is used" in found.finding
+
+
+AGAIN = """\
+for attempt in range(3):
+    try:
+        dist.barrier()
+        fetch()
+        break
+    except OSError:
+        time.sleep(1)
+dist.all_reduce(x)
+"""
+
+
+def test_rank_that_tries_again_after_an_error_is_the_one_that_differs(tmp_path: Path) -> None:
+    barrier = ("barrier", 0, 3)
+    ranks = [rank(0, barrier, ("all_reduce", 8, 8), pending=1), rank(1, barrier, barrier, pending=1)]
+    found = found_in(tmp_path, AGAIN, {}, *ranks)
+    assert (found.fault, found.rank, found.certain) == ("skipped", 1, False)
+    assert "rank 1 tries again in the loop `for attempt in range(3):`" in found.finding
+    assert "an error that `except OSError:` in line 6 caught" in found.finding
+
+
+LEFT = """\
+for batch in batches:
+    if not len(batch):
+        continue
+    for p in parameters:
+        dist.all_reduce(p)
+dist.all_gather(seen)
+"""
+
+
+def test_loop_that_a_rank_left_comes_before_the_loop_in_it(tmp_path: Path) -> None:
+    both = [("all_reduce", 9, 5), ("all_reduce", 4, 5)] * 2
+    ranks = [rank(0, *both, both[0], pending=1), rank(1, *both, ("all_gather", 1, 6), pending=1)]
+    found = found_in(tmp_path, LEFT, {}, *ranks)
+    assert (found.fault, found.certain) == ("batches", False)
+    assert "rank 1 has left the loop `for batch in batches:` in line 1" in found.finding
+    assert "in a round of it, by `if not len(batch): continue` in line 2" in found.finding
+
+
+ITEMS = """\
+def reduce(tensors):
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+def step(model):
+    losses = [model.out]
+    if model.aux is not None:
+        losses.append(model.aux)
+    reduce(losses)
+while True:
+    step(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ITEMS, "`losses` gets an item in line 7, under `if model.aux is not None:` in line 6"),
+        (
+            ITEMS.replace("[model.out]", "[x for x in outs if x.ok]").replace(
+                "        losses.append(model.aux)", "        pass"
+            ),
+            "it goes through what passes `if x.ok` in line 5",
+        ),
+    ],
+    ids=["added under a test", "filtered"],
+)
+def test_item_that_a_rank_left_out_of_a_loop_is_traced_to_its_test(tmp_path: Path, text: str, words: str) -> None:
+    ways = {3: [(3, "reduce"), (8, "step"), (10, "<module>")]}
+    both = [("all_reduce", 7, 3), ("all_reduce", 2, 3)]
+    ranks = [rank(0, *both * 3, pending=1), rank(1, *both * 2, both[0], both[0], pending=1)]
+    found = found_in(tmp_path, text, ways, *ranks)
+    assert (found.fault, found.rank, found.certain) == ("skipped", 1, False)
+    assert "rank 1 left out all_reduce of 2 float, which followed each time before" in found.finding
+    assert words in found.finding

@@ -415,18 +415,38 @@ def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | 
 # ---- the statements by which a rank leaves out a call ----------------------------------------------------------------
 
 
-def skipped_round(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> tuple[Block, str] | None:
-    """Return the loop in which both ranks are, and by what the other one may have left out the line of the first.
+def skipped_round(one: Sequence[CodeLine], other: Sequence[CodeLine], inner: Block) -> tuple[Block, str, bool] | None:
+    """Return the loop around a loop of the first rank, by what the other one may have left out that in a round of it.
 
-    one, other: the lines that led to their calls, innermost first. None if no `continue` or handler stands before it.
+    And whether the other rank is in it. one, other: the lines that led to their calls, innermost first. None if no
+    `continue` or handler stands before the inner loop.
     """
     lines = parting_lines(one, other)
     if lines is None or not is_readable(lines[0]):
         return None
-    loops = [block for block in blocks_around(lines[0]) if block.kind == "loop" and block.holds(lines[1])]
-    ways = [way for loop in loops[-1:] for way in exits_past(lines[0], loop) if way.first < lines[0].line]
+    here, there = lines
+    loops = [
+        block for block in blocks_around(here) if block.kind == "loop" and not inner.first <= block.first <= inner.last
+    ]
+    ways = [way for loop in loops[-1:] for way in exits_past(here, loop) if way.first < here.line]
     ways = [way for way in ways if not way.text.endswith((" break", " return"))]
-    return (loops[-1], " or ".join(map(str, ways))) if ways else None
+    return (loops[-1], " or ".join(map(str, ways)), loops[-1].holds(there)) if ways else None
+
+
+def tries_again(loop: Block, stack: Sequence[CodeLine]) -> Block | None:
+    """Return the handler after which a loop tries again a call that otherwise leaves it; None if it does not.
+
+    stack: the lines that led to a call in the loop, innermost first.
+    """
+    number = next((number for number, frame in enumerate(stack) if _is_in(loop, stack, number)), None)
+    jumps = [jump for jump in source_of(loop.file).jumps if jump.loop == loop.line]
+    for jump in jumps if number is not None else ():
+        until = jump.until if jump.word == "" else jump.shown_line - 1
+        leaves = any(way.word in ("return", "break") and jump.line <= way.line <= until for way in jumps)
+        is_handler = jump.word in ("", "continue") and jump.test.startswith("except")
+        if is_handler and leaves and jump.line <= stack[number or 0].line <= until:
+            return Block("except", jump.test, jump.shown_line, loop.file, jump.line, jump.line)
+    return None
 
 
 def may_leave_out(stack: Sequence[CodeLine], since: int) -> bool:

@@ -85,7 +85,7 @@ def _words(block: Block) -> str:
     test = file.tests.get(block.line)
     if test is None:
         return ""
-    first = _first_step(file, test, block) if block.kind != "loop" else ""
+    first = _first_step(file, test, block) if block.kind != "loop" else _filled_under(file, test, block.line)
     places: dict[str, str] = {}
     for value in _reached(Value(file, test, test.lineno)):
         for source in _kinds_of(value.node):
@@ -120,6 +120,42 @@ def _first_step(file: ProgramFile, test: ast.expr, block: Block) -> str:
         return ""
     at = f"line {values[0].line}" if values[0].file is file else _place(values[0])
     return f"`{text}` is `{shortened(expression, _MOST_TEXT)}` of {at}"
+
+
+_FILLS = ("append", "extend", "add", "insert", "update", "setdefault")
+
+
+def _filled_under(file: ProgramFile, test: ast.expr, line: int) -> str:
+    """Return the test under which what a loop goes through gets an item, or by which it leaves items out."""
+    waiting, seen = [Value(file, test, line)], set[int]()
+    while waiting and len(seen) < _MOST_STEPS:
+        value = waiting.pop(0)
+        if id(value.node) in seen:
+            continue
+        seen.add(id(value.node))
+        if isinstance(value.node, ast.ListComp) and (tests := value.node.generators[0].ifs):
+            return (
+                f"it goes through what passes `if {shortened(ast.unparse(tests[0]), _MOST_TEXT)}` in line {value.line}"
+            )
+        names = [node for node in ast.walk(value.node) if isinstance(node, (ast.Name, ast.Attribute))]
+        for name in map(ast.unparse, names):
+            if (under := _item_added_under(value.file, name, value.line)) is not None:
+                return f"`{name}` gets an item in line {under[0]}, under {under[1]}"
+            waiting += value.file.values_of(name, value.line)
+    return ""
+
+
+def _item_added_under(file: ProgramFile, name: str, line: int) -> tuple[int, Block] | None:
+    """Return the line that adds to a container under a test, and the test."""
+    calls = [call for method in _FILLS for call in file.calls.get(method, [])]
+    own = [call for call in calls if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == name]
+    if "." not in name:
+        own = [call for call in own if file.function_at(call.lineno) is file.function_at(line)]
+    for call in own:
+        tests = [each for each in blocks_around(CodeLine(file=file.path, line=call.lineno)) if each.kind in _TESTS]
+        if tests:
+            return call.lineno, tests[-1]
+    return None
 
 
 def _set_under(values: list[Value]) -> tuple[int, Block] | None:

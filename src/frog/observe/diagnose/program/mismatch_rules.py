@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from frog.observe.diagnose.program.call_origins import origin_of
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     in_one_loop,
+    innermost_loop,
     is_readable,
     text_of,
 )
@@ -25,6 +27,8 @@ from frog.observe.diagnose.program.code_partings import (
     skipped_round,
     stack_of,
     tests_before,
+    tests_in_loop,
+    tries_again,
 )
 from frog.observe.diagnose.program.code_uses import differing_callees, repeats_in_a_line, used_under
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
@@ -57,6 +61,8 @@ from frog.observe.diagnose.program.rank_reports import (
 )
 
 _MOST_LINE = 90
+_LEAST_TIMES = 2
+"""Fewest earlier rounds that tell which call of a line follows which."""
 _AHEAD = 400
 """Calls after the difference to compare for their order."""
 
@@ -136,6 +142,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
         _guarded_others,
         _in_an_iterator,
         _parted,
+        _met_another_way,
         _skipped,
         _past_a_handler,
         _repeated,
@@ -377,15 +384,20 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             advice=SKIP_TOGETHER,
         )
     if block.kind == "loop" and not parting.was_common:
-        skipped = skipped_round(stack_of(inside), stack_of(outside))
+        skipped = skipped_round(stack_of(inside), stack_of(outside), block)
         if skipped is not None:
-            return base.with_more(
-                fault="skipped",
-                certain=False,
-                finding=f"{differ}: rank {sides.odd} left out this call in a round of the loop {skipped[0]}, by "
-                f"{skipped[1]}; or it did not enter the loop {block}",
-                advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}",
-            )
+            return _left_out_inner(base, differ, block, sides, skipped)
+    if block.kind == "loop" and (handler := tries_again(block, stack_of(inside))) is not None:
+        return base.with_more(
+            fault="skipped",
+            certain=False,
+            rank=sides.other,
+            line=base.peer_line,
+            peer_line=base.line,
+            finding=f"{differ}: rank {sides.other} tries again in the loop {block}, which rank {sides.odd} has left: "
+            f"probably after an error that {handler} caught",
+            advice=SKIP_TOGETHER,
+        )
     if block.kind == "loop":
         if sides.tie and (more_than_usual(block, [*sides.other_before, inside]) or 0) > 0:
             base = base.with_more(rank=sides.other, line=base.peer_line, peer_line=base.line)
@@ -409,6 +421,56 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         + (f"; or an error before this call led rank {sides.odd} into {caught}" if caught else "")
         + source_words(block),
         advice=AGREE_FIRST,
+    )
+
+
+def _left_out_inner(
+    base: Diagnosis, differ: str, inner: Block, sides: Sides, skipped: tuple[Block, str, bool]
+) -> Diagnosis:
+    """Say that the odd side left out an inner loop, or has left the loop around it. skipped: see `skipped_round`."""
+    loop, ways, is_in = skipped
+    if is_in:
+        words = f"left out this call in a round of the loop {loop}, by {ways}; or it did not enter the loop {inner}"
+    else:
+        words = (
+            f"has left the loop {loop}, in which rank {sides.other} begins one more round; or it left out this call in "
+            f"a round of it, by {ways}"
+        )
+    return base.with_more(
+        fault="skipped" if is_in else "batches",
+        certain=False,
+        finding=f"{differ}: rank {sides.odd} {words}",
+        advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}" if is_in else f"{EVEN_ROUNDS}\n{SKIP_TOGETHER}",
+    )
+
+
+def _met_another_way(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find ranks whose last calls met although other lines led to each: there they had parted already."""
+    if not sides.odd_before or not sides.other_before:
+        return None
+    odd, other = sides.odd_before[-1], sides.other_before[-1]
+    mine, others = stack_of(odd), stack_of(other)
+    pairs = list(zip(mine, others, strict=False))
+    differing = [(a, b) for a, b in pairs if (a.file, a.line) != (b.file, b.line)]
+    if not odd.callers or not other.callers or not same_line(odd.line, other.line) or not differing:
+        return None
+    guard = used_under(mine, (frame for call in sides.other_before for frame in call.callers))
+    callees = differing_callees(mine, others)
+    if guard is None and callees is None:
+        return None
+    cause = (
+        f"only some ranks pass {guard}"
+        if guard is not None or callees is None
+        else f"line {callees[0].line} called {callees[1]} on rank {sides.odd} and {callees[2]} on rank {sides.other}"
+        f"{callee_sources(callees[0])}"
+    )
+    mine_at, others_at = differing[0]
+    return _base(evidence, found, sides).with_more(
+        fault="branch",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: the {odd.op} before that came from other lines, rank "
+        f"{sides.odd}'s from {place(mine_at)} and rank {sides.other}'s from {place(others_at)}: {cause}",
+        advice="move the collective out of the branch: every rank of its group must call it",
     )
 
 
@@ -605,6 +667,9 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
             advice="use the same precision on all ranks: autocast, .half() or a checkpoint loaded on one rank only",
         )
     if _is_of_several_sizes(sides):
+        for each in (sides, sides.swapped()) if sides.tie else (sides,):
+            if _jumped(each) and not _jumped(each.swapped()) and _times_followed(each) >= _LEAST_TIMES:
+                return _item_left_out(evidence, found, each)
         return base.with_more(
             fault="order",
             certain=False,
@@ -617,6 +682,27 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
         finding=f"{differ}: another size{_first_dim(sides)}",
         advice="pad to a common size, drop the last uneven batch (drop_last=True), or exchange the sizes first and use "
         "all_to_all or a padded all_gather",
+    )
+
+
+def _times_followed(sides: Sides) -> int:
+    """Return how often, before, the call of the others followed a call like the odd rank's last one."""
+    pairs = itertools.pairwise(sides.odd_before)
+    return sum(_same(call, sides.odd_before[-1]) and _same(after, sides.other_call) for call, after in pairs)
+
+
+def _item_left_out(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
+    """Say that a rank left out a call of a line that it made there each time before, and made the next one."""
+    line = sides.other_call.line
+    loop, tests = (innermost_loop(line), tests_in_loop(line)) if line is not None else (None, "")
+    where = f" in the loop {loop}" if loop is not None else ""
+    by = f", perhaps by {tests}" if tests else ""
+    return _base(evidence, found, sides).with_more(
+        fault="skipped",
+        certain=False,
+        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} left out {sides.other_call}, which followed each "
+        f"time before{where}{by}; or its order differs{source_words(loop) if loop is not None else ''}",
+        advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}",
     )
 
 
