@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
 
-from frog.core.runs.observed import CodeLine
-from frog.core.units import span
-from frog.observe.diagnose.diagnosis import Diagnosis, note
+from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.call_origins import origin_of
+from frog.observe.diagnose.program.call_use_rules import dispatched, met_another_way, repeated_in_a_line
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     in_one_loop,
     innermost_loop,
     is_readable,
-    text_of,
 )
 from frog.observe.diagnose.program.code_partings import (
     Parting,
@@ -30,17 +27,26 @@ from frog.observe.diagnose.program.code_partings import (
     tests_in_loop,
     tries_again,
 )
-from frog.observe.diagnose.program.code_uses import differing_callees, repeats_in_a_line, used_under
+from frog.observe.diagnose.program.code_uses import used_under
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
-from frog.observe.diagnose.program.condition_sources import callee_sources, source_words, sources_of_loop
+from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
 from frog.observe.diagnose.program.library_partings import decided_by, library_words
+from frog.observe.diagnose.program.mismatch_sides import (
+    Sides,
+    base_of_mismatch,
+    form_of,
+    is_same,
+    last_common,
+    line_of,
+    sides_of,
+    they_differ,
+)
 from frog.observe.diagnose.program.parting_words import (
     AGREE_FIRST,
     EVEN_BATCHES,
     EVEN_ROUNDS,
     SKIP_TOGETHER,
-    begins_anew,
     has_passed,
     is_proved,
     leaves_loop,
@@ -54,50 +60,14 @@ from frog.observe.diagnose.program.parting_words import (
 )
 from frog.observe.diagnose.program.rank_reports import (
     after_error,
-    describe_call,
     led_by_error,
-    report_ranks,
     survived_error,
 )
 
-_MOST_LINE = 90
 _LEAST_TIMES = 2
 """Fewest earlier rounds that tell which call of a line follows which."""
 _AHEAD = 400
 """Calls after the difference to compare for their order."""
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The rank that differs, and one of the others."""
-
-    odd: int
-    other: int
-    odd_calls: list[Call]
-    """From the difference on."""
-    other_calls: list[Call]
-    odd_before: list[Call]
-    other_before: list[Call]
-    tie: bool
-    """True if no side has a majority."""
-
-    @property
-    def odd_call(self) -> Call:
-        return self.odd_calls[0]
-
-    @property
-    def other_call(self) -> Call:
-        return self.other_calls[0]
-
-    @property
-    def is_short(self) -> bool:
-        """True if a rank called nothing after the difference."""
-        return min(len(self.odd_calls), len(self.other_calls)) < 2
-
-    def swapped(self) -> Sides:
-        return Sides(
-            self.other, self.odd, self.other_calls, self.odd_calls, self.other_before, self.odd_before, self.tie
-        )
 
 
 def mismatched(evidence: Evidence) -> Diagnosis | None:
@@ -132,7 +102,7 @@ def passed(evidence: Evidence) -> Diagnosis | None:
 
 def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     """Explain the first collective at which the members of a group do not match."""
-    sides = _sides(evidence, found)
+    sides = sides_of(evidence, found)
     both = (sides, sides.swapped()) if sides.tie else (sides,)
     for rule in (
         _led_by_error,
@@ -142,11 +112,11 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
         _guarded_others,
         _in_an_iterator,
         _parted,
-        _met_another_way,
+        met_another_way,
         _skipped,
         _past_a_handler,
-        _repeated,
-        _dispatched,
+        repeated_in_a_line,
+        dispatched,
         _extra,
         _batches,
     ):
@@ -157,91 +127,15 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     return _differing_call(evidence, found, sides)
 
 
-def _sides(evidence: Evidence, found: Difference) -> Sides:
-    """Choose the odd rank: of the smaller side; in a tie one that called something new, else the higher rank."""
-    counts = Counter(_side(found, call) for call in found.calls.values())
-    for number, rank in evidence.ranks.items():  # a crashed rank has no record, but was seen at a line
-        if number not in found.calls and rank.line is not None and not rank.calls:
-            at = {_side(found, call) for call in found.calls.values() if same_line(call.line, rank.line)}
-            at = at or {_side(found, call) for call in found.calls.values() if call.line is None}
-            counts.update(at if len(at) == 1 else ())
-    right = max(counts, key=lambda side: (counts[side], side == _side(found, found.calls[min(found.calls)])))
-    tie = counts[right] * 2 <= sum(counts.values())
-    unusual = {
-        _side(found, call) for number, call in found.calls.items() if _calls_something_new(evidence, number, call)
-    }
-    if tie and len(counts) == 2 and unusual == {right}:
-        right = next(side for side in counts if side != right)
-    odd = next(number for number, call in found.calls.items() if _side(found, call) != right)
-    other = next(number for number, call in found.calls.items() if _side(found, call) == right)
-    of = {number: evidence.ranks[number].by_group()[found.group] for number in (odd, other)}
-    after = {number: [call for call in calls if call.seq >= found.seq] for number, calls in of.items()}
-    before = {number: [call for call in calls if call.seq < found.seq] for number, calls in of.items()}
-    return Sides(odd, other, after[odd], after[other], before[odd], before[other], tie)
-
-
-def _side(found: Difference, call: Call) -> tuple[object, ...]:
-    """Return in what the sides of a difference differ."""
-    return (*_form(call), _at(call)) if found.kind == "line" else _form(call)
-
-
-def _calls_something_new(evidence: Evidence, number: int, call: Call) -> bool:
-    calls = evidence.ranks[number].by_group()[call.group]
-    return bool(is_unusual([each for each in calls if each.seq < call.seq], call))
-
-
-def _form(call: Call) -> tuple[object, ...]:
-    return call.op, call.elements, call.dtypes
-
-
-def _same(one: Call, other: Call) -> bool:
-    return _form(one) == _form(other) and (one.line is None or other.line is None or same_line(one.line, other.line))
-
-
-def _base(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
-    rest = [number for number in found.calls if number not in (sides.odd, sides.other)]
-    rank = evidence.ranks[sides.odd]
-    return Diagnosis(
-        "stuck",
-        "",
-        rank=sides.odd,
-        node_rank=rank.node_rank,
-        line=place(sides.odd_call.line) or None,
-        peer_line=place(sides.other_call.line) or None,
-        collective=describe_call(evidence, sides.other_call),
-        evidence=(
-            *(_call_line(evidence, number, found.calls[number]) for number in (sides.odd, sides.other, *rest[:6])),
-            *report_ranks(evidence, [sides.odd, sides.other], waits=False),
-        ),
-    )
-
-
-def _call_line(evidence: Evidence, number: int, call: Call) -> str:
-    return note(call.created_ns, f"rank {number}", f"called {describe_call(evidence, call)}", call.source)
-
-
-def _differ(evidence: Evidence, found: Difference, sides: Sides) -> str:
-    """Return the sentence about both sides."""
-    at = at_place(sides.odd_call.line)
-    there = at_place(sides.other_call.line)
-    side = _side(found, sides.other_call)
-    others = sorted(number for number, call in found.calls.items() if _side(found, call) == side)
-    where = "comes from different lines" if found.kind == "line" else "differs"
-    return (
-        f"collective {found.seq} of {found.group.label(evidence.world)} {where}: rank {sides.odd} called "
-        f"{sides.odd_call}{at}, {span(others)} called {sides.other_call}{there}"
-    )
-
-
 def _led_by_error(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find a rank that made its call while it was handling an error, which the others did not have."""
     odd, other = evidence.ranks[sides.odd], evidence.ranks[sides.other]
     if odd.handled is None or other.handled is not None or sides.odd_call.done:
         return None
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="skipped",
         certain=False,
-        finding=f"{_differ(evidence, found, sides)}: {led_by_error(odd)}",
+        finding=f"{they_differ(evidence, found, sides)}: {led_by_error(odd)}",
         advice=SKIP_TOGETHER,
     )
 
@@ -258,10 +152,10 @@ def _of_other_origin(evidence: Evidence, found: Difference, sides: Sides) -> Dia
     own = sides if rank == sides.odd else sides.swapped()
     if origin.kind != "thread" and (guarded := _guarded(evidence, found, own)) is not None:
         return guarded.with_more(finding=f"{guarded.finding}; rank {rank} called it {origin}", advice=origin.advice)
-    return _base(evidence, found, own if sides.tie else sides).with_more(
+    return base_of_mismatch(evidence, found, own if sides.tie else sides).with_more(
         fault="order",
         certain=False,
-        finding=f"{_differ(evidence, found, sides)}: rank {rank} called {call.op} {origin}",
+        finding=f"{they_differ(evidence, found, sides)}: rank {rank} called {call.op} {origin}",
         advice=origin.advice,
     )
 
@@ -270,26 +164,22 @@ def _order(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | N
     """Find the same calls in another order."""
     length = min(len(sides.odd_calls), len(sides.other_calls), _AHEAD) if found.kind != "line" else 0
     for number in range(2, length + 1):
-        odd = Counter((_form(call), _at(call)) for call in sides.odd_calls[:number])
-        if odd == Counter((_form(call), _at(call)) for call in sides.other_calls[:number]):
+        odd = Counter((form_of(call), line_of(call)) for call in sides.odd_calls[:number])
+        if odd == Counter((form_of(call), line_of(call)) for call in sides.other_calls[:number]):
             break
     else:
         return None
     inside = same_line(sides.odd_call.line, sides.other_call.line)
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="order",
         rank=sides.odd,
         certain=not sides.tie,
-        finding=f"{_differ(evidence, found, sides)}: the same {number} collectives in another order",
+        finding=f"{they_differ(evidence, found, sides)}: the same {number} collectives in another order",
         advice="iterate over parameters, buckets or keys in an order that is the same on every rank: not over a set, "
         "a dict filled in another order, os.listdir, or glob without sorted"
         if inside
         else "ranks of a group must call its collectives in the same order",
     )
-
-
-def _at(call: Call) -> tuple[str, int] | None:
-    return (call.line.file, call.line.line) if call.line is not None else None
 
 
 def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
@@ -303,10 +193,10 @@ def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
     is_around = sides.odd_call.line is not None and branch.block.holds(sides.odd_call.line)
     if is_around and any(same_line(call.line, sides.odd_call.line) for call in sides.other_before):
         return None
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="branch",
         certain=branch.is_proof,
-        finding=f"{_differ(evidence, found, sides)}: only some ranks pass {branch}",
+        finding=f"{they_differ(evidence, found, sides)}: only some ranks pass {branch}",
         advice="move the collective out of the branch: every rank of its group must call it",
     )
 
@@ -323,10 +213,10 @@ def _in_an_iterator(evidence: Evidence, found: Difference, sides: Sides) -> Diag
     loop = fetches_next(stack_of(sides.other_call), stack_of(sides.odd_call))
     if loop is None or tests_before(loop, stack_of(sides.other_call)):  # the test tells more: see _parted
         return None
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="batches",
         certain=False,
-        finding=f"{_differ(evidence, found, sides)}: the call of rank {sides.odd} is in the iterator of the loop "
+        finding=f"{they_differ(evidence, found, sides)}: the call of rank {sides.odd} is in the iterator of the loop "
         f"{loop}, which gave rank {sides.other} one more item: the number of rounds differs between the ranks"
         f"{source_words(loop)}",
         advice=EVEN_ROUNDS,
@@ -355,21 +245,13 @@ def _parting(evidence: Evidence, sides: Sides) -> Parting | None:
     """Return the block in which the other side is, and which the odd side left or did not enter."""
     if survived_error(evidence.ranks[sides.odd]):
         return None
-    return parting_of(stack_of(sides.other_call), stack_of(sides.odd_call), _last_common(sides))
-
-
-def _last_common(sides: Sides) -> tuple[CodeLine, ...]:
-    """Return the lines of the last call that both sides made; one of the records may lack some."""
-    if begins_anew(sides.other_before, sides.other_call):
-        return ()
-    stacks = [stack_of(before[-1]) for before in (sides.odd_before, sides.other_before) if before]
-    return max(stacks, key=len, default=())
+    return parting_of(stack_of(sides.other_call), stack_of(sides.odd_call), last_common(sides))
 
 
 def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides) -> Diagnosis:
     """Say that the odd side left a block, or did not enter it, in which the other side is."""
     inside, outside, block = sides.other_call, sides.odd_call, parting.block
-    differ, base = _differ(evidence, found, sides), _base(evidence, found, sides)
+    differ, base = they_differ(evidence, found, sides), base_of_mismatch(evidence, found, sides)
     if left_out := _left_out_of_round(parting, sides):
         return base.with_more(
             fault="skipped", certain=False, finding=f"{differ}: {left_out}", advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}"
@@ -444,66 +326,6 @@ def _left_out_inner(
     )
 
 
-def _met_another_way(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
-    """Find ranks whose last calls met although other lines led to each: there they had parted already."""
-    if not sides.odd_before or not sides.other_before:
-        return None
-    odd, other = sides.odd_before[-1], sides.other_before[-1]
-    mine, others = stack_of(odd), stack_of(other)
-    pairs = list(zip(mine, others, strict=False))
-    differing = [(a, b) for a, b in pairs if (a.file, a.line) != (b.file, b.line)]
-    if not odd.callers or not other.callers or not same_line(odd.line, other.line) or not differing:
-        return None
-    guard = used_under(mine, (frame for call in sides.other_before for frame in call.callers))
-    callees = differing_callees(mine, others)
-    if guard is None and callees is None:
-        return None
-    cause = (
-        f"only some ranks pass {guard}"
-        if guard is not None or callees is None
-        else f"line {callees[0].line} called {callees[1]} on rank {sides.odd} and {callees[2]} on rank {sides.other}"
-        f"{callee_sources(callees[0])}"
-    )
-    mine_at, others_at = differing[0]
-    return _base(evidence, found, sides).with_more(
-        fault="branch",
-        certain=False,
-        finding=f"{_differ(evidence, found, sides)}: the {odd.op} before that came from other lines, rank "
-        f"{sides.odd}'s from {place(mine_at)} and rank {sides.other}'s from {place(others_at)}: {cause}",
-        advice="move the collective out of the branch: every rank of its group must call it",
-    )
-
-
-def _repeated(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
-    """Find a line that calls a function several times without a loop, as `map` does, but not as often on each rank."""
-    repeats = repeats_in_a_line(stack_of(sides.other_call), stack_of(sides.odd_call), _last_common(sides))
-    if repeats is None:
-        return None
-    line, text = repeats
-    return _base(evidence, found, sides).with_more(
-        fault="batches",
-        certain=False,
-        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} has left line {line.line} (`{text}`), in which "
-        f"rank {sides.other} makes one more call: how often it calls differs between the ranks",
-        advice=EVEN_ROUNDS,
-    )
-
-
-def _dispatched(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
-    """Find a line that both ranks are at, and from which they came to different functions."""
-    parted = differing_callees(stack_of(sides.odd_call), stack_of(sides.other_call))
-    if parted is None:
-        return None
-    line, odd, other = parted
-    return _base(evidence, found, sides).with_more(
-        fault="branch",
-        certain=False,
-        finding=f"{_differ(evidence, found, sides)}: line {line.line} (`{text_of(line).strip()[:_MOST_LINE]}`) called "
-        f"{odd} on rank {sides.odd} and {other} on rank {sides.other}{callee_sources(line)}",
-        advice=AGREE_FIRST,
-    )
-
-
 def _handler_wrote(evidence: Evidence, sides: Sides, handler: Block) -> str:
     """Return the last line of the odd rank's log with the words of a handler; empty if another rank wrote them too."""
     odd, *others = (evidence.ranks[number].last_lines for number in (sides.odd, sides.other))
@@ -528,9 +350,9 @@ def _left_out_of_round(parting: Parting, sides: Sides) -> str:
 
 def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
     """Find a rank whose call matches the next one of the others, which it called before."""
-    called = any(_same(call, sides.other_call) for call in sides.odd_before)
+    called = any(is_same(call, sides.other_call) for call in sides.odd_before)
     if len(sides.other_calls) > 1:
-        matches = _same(sides.odd_call, sides.other_calls[1])
+        matches = is_same(sides.odd_call, sides.other_calls[1])
     else:
         matches = _follows(sides.other_before, sides.other_call, sides.odd_call)
     may_skip = called or survived_error(evidence.ranks[sides.odd]) is not None
@@ -541,10 +363,10 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
     reverse = _follows(sides.odd_before, sides.odd_call, sides.other_call)
     if reverse and not error and sides.tie and survived_error(evidence.ranks[sides.other]):
         return None  # the other side shows an error
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="skipped",
         certain=(bool(error) and (called or jumped)) or (_left_its_habit(sides) and not (sides.tie and reverse)),
-        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} skipped "
+        finding=f"{they_differ(evidence, found, sides)}: rank {sides.odd} skipped "
         f"{sides.other_call.op}{at_place(sides.other_call.line)}"
         f"{error or way_past(sides.other_call, sides.odd_call)}",
         advice=SKIP_TOGETHER,
@@ -556,7 +378,7 @@ def _left_its_habit(sides: Sides) -> bool:
 
     A rank that leaves a loop makes a new call, or one that has followed the loop before.
     """
-    was_there = any(_same(call, sides.odd_call) for call in sides.odd_before)
+    was_there = any(is_same(call, sides.odd_call) for call in sides.odd_before)
     return was_there and is_unusual(sides.odd_before, sides.odd_call) is True
 
 
@@ -564,15 +386,15 @@ def _jumped(sides: Sides) -> bool:
     """True if a rank made a call that it made before, where its own history has the call of the others."""
     if not is_unusual(sides.odd_before, sides.odd_call):
         return False
-    was_there = any(_same(call, sides.odd_call) for call in sides.odd_before)
-    return was_there and any(_same(call, sides.other_call) for call in usual_after(sides.odd_before))
+    was_there = any(is_same(call, sides.odd_call) for call in sides.odd_before)
+    return was_there and any(is_same(call, sides.other_call) for call in usual_after(sides.odd_before))
 
 
 def _follows(calls: list[Call], first: Call, second: Call) -> bool:
     """True if, the last time that a rank called `first`, its next call was `second`."""
     for number in range(len(calls) - 2, -1, -1):
-        if _same(calls[number], first):
-            return _same(calls[number + 1], second)
+        if is_same(calls[number], first):
+            return is_same(calls[number + 1], second)
     return False
 
 
@@ -585,11 +407,11 @@ def _past_a_handler(evidence: Evidence, found: Difference, sides: Sides) -> Diag
     if handler is None or any(same_line(call.line, sides.other_call.line) for call in sides.odd_calls):
         return None
     written = _handler_wrote(evidence, sides, handler)
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="skipped",
         certain=False,
-        finding=f"{_differ(evidence, found, sides)}: an error probably led rank {sides.odd} past that, and {handler} "
-        "caught it"
+        finding=f"{they_differ(evidence, found, sides)}: an error probably led rank {sides.odd} past that, and "
+        f"{handler} caught it"
         + (f", since only its log has the words of that handler: “{written[:160]}”" if written else "")
         + ("" if written else after_error(odd)),
         advice=SKIP_TOGETHER,
@@ -607,10 +429,10 @@ def _extra(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | N
         return None
     if _left_loop(sides):
         return None
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="branch",
         certain=False,
-        finding=f"{_differ(evidence, found, sides)}: only rank {sides.odd} ever came to {place(odd.line)}",
+        finding=f"{they_differ(evidence, found, sides)}: only rank {sides.odd} ever came to {place(odd.line)}",
         advice="look for a condition that only this rank meets: every rank of the group must call the same collectives",
     )
 
@@ -618,7 +440,7 @@ def _extra(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | N
 def _left_loop(sides: Sides) -> bool:
     """True if the others repeat a call of a loop, and the odd rank's call is at a later line of the same function."""
     one, other = sides.odd_call.line, sides.other_call.line
-    repeats = any(_same(call, sides.other_call) for call in sides.odd_before)
+    repeats = any(is_same(call, sides.other_call) for call in sides.odd_before)
     if one and other and (in_one_loop(one, other) or is_readable(one)):  # the source tells better: see _parted
         return False
     return bool(
@@ -636,10 +458,10 @@ def _batches(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
     if not _left_loop(sides):
         return None
     times = sum(same_line(call.line, sides.other_call.line) for call in sides.odd_before)
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="batches",
         certain=False,
-        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} left the loop after {times} "
+        finding=f"{they_differ(evidence, found, sides)}: rank {sides.odd} left the loop after {times} "
         f"calls there, the others continue: one rank has fewer batches",
         advice=EVEN_BATCHES,
     )
@@ -647,8 +469,8 @@ def _batches(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
 
 def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
     """Report other sizes, other types or another operation as such."""
-    base = _base(evidence, found, sides)
-    differ = _differ(evidence, found, sides)
+    base = base_of_mismatch(evidence, found, sides)
+    differ = they_differ(evidence, found, sides)
     if found.kind in ("op", "line") and (inside := _in_a_library(evidence, sides)) is not None:
         fault, words = inside
         return base.with_more(fault=fault, certain=False, finding=f"{differ}: {words}", advice=AGREE_FIRST)
@@ -688,7 +510,7 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
 def _times_followed(sides: Sides) -> int:
     """Return how often, before, the call of the others followed a call like the odd rank's last one."""
     pairs = itertools.pairwise(sides.odd_before)
-    return sum(_same(call, sides.odd_before[-1]) and _same(after, sides.other_call) for call, after in pairs)
+    return sum(is_same(call, sides.odd_before[-1]) and is_same(after, sides.other_call) for call, after in pairs)
 
 
 def _item_left_out(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
@@ -697,11 +519,11 @@ def _item_left_out(evidence: Evidence, found: Difference, sides: Sides) -> Diagn
     loop, tests = (innermost_loop(line), tests_in_loop(line)) if line is not None else (None, "")
     where = f" in the loop {loop}" if loop is not None else ""
     by = f", perhaps by {tests}" if tests else ""
-    return _base(evidence, found, sides).with_more(
+    return base_of_mismatch(evidence, found, sides).with_more(
         fault="skipped",
         certain=False,
-        finding=f"{_differ(evidence, found, sides)}: rank {sides.odd} left out {sides.other_call}, which followed each "
-        f"time before{where}{by}; or its order differs{source_words(loop) if loop is not None else ''}",
+        finding=f"{they_differ(evidence, found, sides)}: rank {sides.odd} left out {sides.other_call}, which followed "
+        f"each time before{where}{by}; or its order differs{source_words(loop) if loop is not None else ''}",
         advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}",
     )
 
