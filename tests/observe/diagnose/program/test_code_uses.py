@@ -220,6 +220,30 @@ def test_ranks_that_met_in_a_call_of_another_way_had_parted_there(tmp_path: Path
     assert "in line 15, the only one under which MainSaver is used" in found.finding
 
 
+CLASSES = """\
+class Apply:
+    def run(self, gradient):
+        dist.all_reduce(gradient)
+class Skip:
+    def run(self, gradient):
+        pass
+for gradient in gradients:
+    policy = Skip() if gradient.max() > 9 else Apply()
+    policy.run(gradient)
+    dist.broadcast(loss, src=0)
+"""
+
+
+def test_call_in_a_method_of_one_of_several_classes_names_where_that_is_chosen(tmp_path: Path) -> None:
+    ways = {3: [(3, "run"), (9, "<module>")]}
+    both = [("all_reduce", 6, 3), ("broadcast", 1, 10)]
+    ranks = [rank(0, *both * 2, both[0], pending=1), rank(1, *both * 2, both[1], pending=1)]
+    found = found_in(tmp_path, CLASSES, ways, *ranks)
+    assert (found.fault, found.rank) == ("skipped", 1)
+    assert "of Apply, one of the classes with a method run" in found.finding
+    assert "see line 8 (`policy = Skip() if gradient.max() > 9 else Apply()`)" in found.finding
+
+
 AGAIN = """\
 for attempt in range(3):
     try:

@@ -47,6 +47,28 @@ def used_under(stack: Sequence[CodeLine], others: Iterable[CodeLine]) -> Guard |
     return None
 
 
+def one_of_classes(stack: Sequence[CodeLine]) -> str:
+    """Return words about a call in a method that several classes of a file have; empty if it is in none.
+
+    stack: the lines that led to the call, innermost first.
+    """
+    for frame in stack:
+        owner = _owner_of(frame) if is_readable(frame) else None
+        methods = [each.name for each in owner.body if isinstance(each, ast.FunctionDef)] if owner is not None else []
+        if not isinstance(owner, ast.ClassDef) or frame.function not in methods or frame.function == "__init__":
+            continue
+        file = ProgramFile.of(frame.file)
+        others = [file.class_at(each.lineno) for each in file.functions if each.name == frame.function]
+        uses = _uses_of(frame.file, owner)
+        if uses and any(name not in ("", owner.name) for name in others):
+            text = text_of(CodeLine(file=frame.file, line=uses[0].lineno)).strip()
+            return (
+                f" of {owner.name}, one of the classes with a method {frame.function}: perhaps it has an object of "
+                f"another one, see line {uses[0].lineno} (`{shortened(text, _MOST_TEXT)}`)"
+            )
+    return ""
+
+
 def _owner_of(frame: CodeLine) -> _Owner | None:
     """Return the function of a line; of a method its class."""
     file = ProgramFile.of(frame.file)

@@ -27,7 +27,7 @@ from frog.observe.diagnose.program.code_partings import (
     tests_in_loop,
     tries_again,
 )
-from frog.observe.diagnose.program.code_uses import used_under
+from frog.observe.diagnose.program.code_uses import one_of_classes, used_under
 from frog.observe.diagnose.program.compared_calls import Difference, differences, is_unusual, usual_after
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, at_place, place, same_line
@@ -368,7 +368,7 @@ def _skipped(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         certain=(bool(error) and (called or jumped)) or (_left_its_habit(sides) and not (sides.tie and reverse)),
         finding=f"{they_differ(evidence, found, sides)}: rank {sides.odd} skipped "
         f"{sides.other_call.op}{at_place(sides.other_call.line)}"
-        f"{error or way_past(sides.other_call, sides.odd_call)}",
+        f"{error or way_past(sides.other_call, sides.odd_call) or one_of_classes(stack_of(sides.other_call))}",
         advice=SKIP_TOGETHER,
     )
 
