@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from seen import changed, evidence, rank
-from test_where_lines_part import found_in, of_script
+from test_where_lines_part import MISMATCH, Way, found_in, of_script
 
 from frog.core.runs.observed import CodeLine
+from frog.observe.diagnose.diagnosis import Diagnosis
+from frog.observe.diagnose.program.evidence import RankEvidence
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 HOOK = """\
@@ -83,6 +85,30 @@ def test_function_that_only_a_test_of_the_rank_uses_names_that_test(
     found = found_in(tmp_path, text, ways, rank(0, common, own, pending=1), rank(1, common, common, pending=1))
     assert (found.fault, found.rank, found.certain) == ("branch", 0, False)
     assert words in found.finding
+
+
+def reported_in(folder: Path, text: str, ways: dict[int, Way], one: RankEvidence, line: int) -> Diagnosis:
+    """Diagnose rank 0 in its last call, while gloo ended rank 1 at a line: its record is lost."""
+    found_in(folder, text, ways, one)
+    script = folder / "train.py"
+    place = CodeLine(file=str(script), line=line, function="<module>")
+    ended = rank(1, mismatch=MISMATCH, line=place, stack=[place], exit_code=-6)
+    return diagnose_program(evidence(of_script(script, one, ways), ended, hung=False))
+
+
+def test_hook_of_one_rank_is_named_if_the_record_of_the_other_is_lost(tmp_path: Path) -> None:
+    ways = {2: [(2, "stats"), (7, "<module>")]}
+    one = rank(0, ("all_reduce", 8, 8), ("all_reduce", 1, 2), pending=1)
+    found = reported_in(tmp_path, HOOK, ways, one, line=8)
+    assert (found.fault, found.rank, found.certain) == ("branch", 0, False)
+    assert "`if rank == 0:` in line 4, the only one under which stats is used" in found.finding
+
+
+def test_rank_that_tries_again_is_named_if_the_record_of_the_other_is_lost(tmp_path: Path) -> None:
+    one = rank(0, ("barrier", 0, 3), ("barrier", 0, 3), pending=1)
+    found = reported_in(tmp_path, AGAIN, {}, one, line=8)
+    assert (found.fault, found.rank, found.certain) == ("skipped", 0, False)
+    assert "rank 0 tries again in the loop `for attempt in range(3):`" in found.finding
 
 
 def test_function_that_is_used_elsewhere_too_is_not_said_to_be_under_a_test(tmp_path: Path) -> None:

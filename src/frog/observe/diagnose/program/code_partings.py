@@ -415,22 +415,31 @@ def returns_past(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> Block | 
 # ---- the statements by which a rank leaves out a call ----------------------------------------------------------------
 
 
-def skipped_round(one: Sequence[CodeLine], other: Sequence[CodeLine], inner: Block) -> tuple[Block, str, bool] | None:
-    """Return the loop around a loop of the first rank, by what the other one may have left out that in a round of it.
+class SkippedRound(NamedTuple):
+    """A loop in a round of which a rank may have left out an inner loop."""
 
-    And whether the other rank is in it. one, other: the lines that led to their calls, innermost first. None if no
-    `continue` or handler stands before the inner loop.
+    loop: Block
+    ways: str
+    """The statements by which it does."""
+    holds_both: bool
+    """True if both ranks are in the loop; False if one has left it."""
+
+
+def skipped_round(one: Sequence[CodeLine], other: Sequence[CodeLine], inner: Block) -> SkippedRound | None:
+    """Return the loop around one in which the first rank is, if the other may have left out that in a round of it.
+
+    one, other: the lines that led to their calls, innermost first. None if no `continue` or handler stands before the
+    inner loop.
     """
     lines = parting_lines(one, other)
     if lines is None or not is_readable(lines[0]):
         return None
     here, there = lines
-    loops = [
-        block for block in blocks_around(here) if block.kind == "loop" and not inner.first <= block.first <= inner.last
-    ]
+    loops = [block for block in blocks_around(here) if block.kind == "loop"]
+    loops = [block for block in loops if not inner.first <= block.first <= inner.last]
     ways = [way for loop in loops[-1:] for way in exits_past(here, loop) if way.first < here.line]
     ways = [way for way in ways if not way.text.endswith((" break", " return"))]
-    return (loops[-1], " or ".join(map(str, ways)), loops[-1].holds(there)) if ways else None
+    return SkippedRound(loops[-1], " or ".join(map(str, ways)), loops[-1].holds(there)) if ways else None
 
 
 def tries_again(loop: Block, stack: Sequence[CodeLine]) -> Block | None:

@@ -40,7 +40,10 @@ def used_under(stack: Sequence[CodeLine], others: Iterable[CodeLine]) -> Guard |
         owner = _owner_of(frame) if is_readable(frame) and frame.function != "<module>" else None
         if owner is None or any(each.file == frame.file and _holds(owner, each.line) for each in came):
             continue
-        blocks = [_rank_test_around(frame.file, node) for node in _uses_of(frame.file, owner)]
+        uses = _uses_of(frame.file, owner)
+        if any(each.file == frame.file and each.line == node.lineno for each in stack for node in uses):
+            continue  # the stack shows the call, and the tests around it
+        blocks = [_rank_test_around(frame.file, node) for node in uses]
         known = [block for block in blocks if block is not None]
         if known and len(known) == len(blocks):
             return Guard(known[0], f"{known[0]}, the only one under which {owner.name} is used", is_use=True)

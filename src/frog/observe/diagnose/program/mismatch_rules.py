@@ -47,6 +47,7 @@ from frog.observe.diagnose.program.parting_words import (
     EVEN_BATCHES,
     EVEN_ROUNDS,
     SKIP_TOGETHER,
+    again_words,
     has_passed,
     is_proved,
     leaves_loop,
@@ -55,6 +56,7 @@ from frog.observe.diagnose.program.parting_words import (
     new_handler,
     passes_alone,
     several_sizes,
+    skipped_words,
     visits_of,
     way_past,
 )
@@ -268,7 +270,12 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
     if block.kind == "loop" and not parting.was_common:
         skipped = skipped_round(stack_of(inside), stack_of(outside), block)
         if skipped is not None:
-            return _left_out_inner(base, differ, block, sides, skipped)
+            return base.with_more(
+                fault="skipped" if skipped.holds_both else "batches",
+                certain=False,
+                finding=f"{differ}: {skipped_words(block, skipped, sides.odd, sides.other)}",
+                advice=f"{EVEN_ROUNDS}\n{SKIP_TOGETHER}",
+            )
     if block.kind == "loop" and (handler := tries_again(block, stack_of(inside))) is not None:
         return base.with_more(
             fault="skipped",
@@ -276,8 +283,7 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             rank=sides.other,
             line=base.peer_line,
             peer_line=base.line,
-            finding=f"{differ}: rank {sides.other} tries again in the loop {block}, which rank {sides.odd} has left: "
-            f"probably after an error that {handler} caught",
+            finding=f"{differ}: {again_words(block, handler, sides.odd, sides.other)}",
             advice=SKIP_TOGETHER,
         )
     if block.kind == "loop":
@@ -303,26 +309,6 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
         + (f"; or an error before this call led rank {sides.odd} into {caught}" if caught else "")
         + source_words(block),
         advice=AGREE_FIRST,
-    )
-
-
-def _left_out_inner(
-    base: Diagnosis, differ: str, inner: Block, sides: Sides, skipped: tuple[Block, str, bool]
-) -> Diagnosis:
-    """Say that the odd side left out an inner loop, or has left the loop around it. skipped: see `skipped_round`."""
-    loop, ways, is_in = skipped
-    if is_in:
-        words = f"left out this call in a round of the loop {loop}, by {ways}; or it did not enter the loop {inner}"
-    else:
-        words = (
-            f"has left the loop {loop}, in which rank {sides.other} begins one more round; or it left out this call in "
-            f"a round of it, by {ways}"
-        )
-    return base.with_more(
-        fault="skipped" if is_in else "batches",
-        certain=False,
-        finding=f"{differ}: rank {sides.odd} {words}",
-        advice=f"{AGREE_FIRST}\n{SKIP_TOGETHER}" if is_in else f"{EVEN_ROUNDS}\n{SKIP_TOGETHER}",
     )
 
 

@@ -15,6 +15,7 @@ from frog.observe.diagnose.program.code_blocks import (
 )
 from frog.observe.diagnose.program.code_partings import (
     Parting,
+    SkippedRound,
     backward_line,
     branch_past,
     ends_early,
@@ -173,6 +174,28 @@ def leaves_loop(
     return (
         f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round: the number of rounds "
         f"differs between the ranks{leave}"
+    )
+
+
+def again_words(loop: Block, handler: Block, left: int, stayed: int) -> str:
+    """Return words about a rank that tries a call again in a loop, which another has left after the first time."""
+    return (
+        f"rank {stayed} tries again in the loop {loop}, which rank {left} has left: probably after an error that "
+        f"{handler} caught"
+    )
+
+
+def skipped_words(inner: Block, skipped: SkippedRound, left: int, stayed: int) -> str:
+    """Return words about a rank that left out a loop, in which another is, or has left the loop around it."""
+    loop, ways, holds_both = skipped
+    if holds_both:
+        return (
+            f"rank {left} left out this call in a round of the loop {loop}, by {ways}; or it did not enter the loop "
+            f"{inner}"
+        )
+    return (
+        f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round; or it left out this call "
+        f"in a round of it, by {ways}"
     )
 
 

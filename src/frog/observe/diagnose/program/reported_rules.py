@@ -21,9 +21,12 @@ from frog.observe.diagnose.program.code_partings import (
     parting_of,
     rank_branch,
     rank_test_between,
+    skipped_round,
     stack_of,
+    tries_again,
     ways_out,
 )
+from frog.observe.diagnose.program.code_uses import used_under
 from frog.observe.diagnose.program.compared_calls import is_unusual, usual_after
 from frog.observe.diagnose.program.condition_sources import source_words, sources_of_loop
 from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEvidence, at_place, place, same_line
@@ -31,6 +34,7 @@ from frog.observe.diagnose.program.parting_words import (
     AGREE_FIRST,
     EVEN_ROUNDS,
     SKIP_TOGETHER,
+    again_words,
     begins_anew,
     by_backward,
     change_from_usual,
@@ -40,6 +44,7 @@ from frog.observe.diagnose.program.parting_words import (
     more_than_usual,
     passes_alone,
     several_sizes,
+    skipped_words,
     visits_of,
 )
 from frog.observe.diagnose.program.peer_errors import in_collective
@@ -78,6 +83,7 @@ def reported(evidence: Evidence) -> Diagnosis | None:
     return (
         _led_there(evidence, met)
         or longer_message(evidence, evidence.ranks[met.receiver], met.message)
+        or _used_by_one(evidence, met)
         or _parted(evidence, met)
         or _left_its_order(evidence, met)
         or _parted(evidence, met, after_errors=True)
@@ -170,6 +176,12 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
     left_out = left_out_of_round(parting, outside, stacks[inside], stacks[outside], habit)
     if left_out:
         fault, rank, advice, words = "skipped", outside, SKIP_TOGETHER, left_out
+    elif (handler := tries_again(parting.block, stacks[inside])) is not None:
+        fault, rank, advice = "skipped", inside, SKIP_TOGETHER
+        words = again_words(parting.block, handler, outside, inside)
+    elif not parting.was_common and (skipped := skipped_round(stacks[inside], stacks[outside], parting.block)):
+        fault, rank, advice = "skipped" if skipped.holds_both else "batches", outside, SKIP_TOGETHER
+        words = skipped_words(parting.block, skipped, outside, inside)
     elif parting.block.kind == "loop":
         words = leaves_loop(parting, outside, inside, stacks[inside], stacks[outside])
         fault, rank, advice = "batches", outside, EVEN_ROUNDS
@@ -190,6 +202,32 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         peer_line=lines[inside + outside - rank],
         finding=f"{met_words}: {words}{after_error(evidence.ranks[outside])}{sources}",
         advice=advice,
+    )
+
+
+def _used_by_one(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
+    """Find a call in a function that the program uses only under a test of the rank, and the other rank not there."""
+    if met.other is None or met.call is None or met.line is None:
+        return None
+    frames = tuple(frame for frame in evidence.ranks[met.receiver].stack if is_user_file(frame.file)) or (met.line,)
+    before = [*_before(evidence, met.other, met.call), met.call]
+    others = [frame for call in before for frame in stack_of(call)]
+    if not all(call.callers for call in before):
+        return None
+    guards = {met.other: used_under(stack_of(met.call), frames), met.receiver: used_under(frames, others)}
+    number, guard = next(((number, guard) for number, guard in guards.items() if guard is not None), (0, None))
+    if guard is None:
+        return None
+    lines = {met.other: place(met.call.line), met.receiver: place(met.line)}
+    return _found(evidence, met).with_more(
+        fault="branch",
+        rank=number,
+        node_rank=evidence.ranks[number].node_rank,
+        line=lines[number] or None,
+        peer_line=lines[met.other + met.receiver - number] or None,
+        finding=f"rank {met.receiver} received a message of another size than its collective{at_place(met.line)} "
+        f"expects; rank {met.other} called {describe_call(evidence, met.call)}: only some ranks pass {guard}",
+        advice="move the collective out of the branch: every rank of its group must call it",
     )
 
 
