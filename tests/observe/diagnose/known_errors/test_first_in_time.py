@@ -195,3 +195,25 @@ slurmstepd: error: Detected 2 oom-kill event(s) in step 7.batch cgroup.
     found = explain_log(log.splitlines())
     assert found.cause is not None
     assert found.cause.id == "host-out-of-memory"
+
+
+def test_crash_of_a_process_precedes_the_words_that_a_worker_died() -> None:
+    died = "RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly\n"
+    assert answer(died + "Process finished with exit code -1073741795 (0xC000001D)\n") == "illegal-instruction"
+    assert answer(died + "ERROR:torch.x: failed (exitcode: -11) local_rank: 0 (pid: 7) of binary: python\n") == (
+        "segmentation-fault"
+    )
+    assert answer(died + "\nKilled\n") == "dataloader-worker-died"
+
+
+def test_socket_of_a_process_that_is_gone_is_no_missing_file() -> None:
+    frames = '  File "/opt/python3.12/multiprocessing/connection.py", line 620, in SocketClient\n    s.connect(a)\n'
+    text = f"Traceback (most recent call last):\n{frames}FileNotFoundError: [Errno 2] No such file or directory\n"
+    found = explain(text)
+    assert found.cause is not None
+    assert (found.cause.id, found.certain) == ("helper-process-gone", False)
+
+
+def test_actor_that_is_unavailable_is_a_worker_that_died() -> None:
+    text = '[2026-01-02 03:04:05,462 W 17 38] task_manager.cc:1132: "The actor is temporarily unavailable: closed\n'
+    assert answer(text) == "ray-worker-died"

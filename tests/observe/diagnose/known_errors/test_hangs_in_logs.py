@@ -145,3 +145,14 @@ def test_steps_with_times_show_the_silence_too() -> None:
     found = explain(steps + ABORTED.format(time="10:33:05"))
     assert found.cause is not None
     assert "30 minutes" in " ".join(found.details)
+
+
+def test_time_limit_of_less_than_a_minute_is_named_as_a_reason() -> None:
+    short = work(3).replace("Timeout(ms)=600000", "Timeout(ms)=1500").replace("600061", "1502")
+    assert any("time limit is only 1.5 s" in sentence for sentence in explain(short).details)
+    assert not any("time limit" in sentence for sentence in explain(work(3)).details)
+
+
+def test_rank_in_the_label_of_mpirun_with_names_is_read() -> None:
+    lines = "".join(f"[1,mpirank:7,algo-1]<stderr>:{line}\n" for line in ("step 3", "KeyError: 'frob'"))
+    assert explain(lines).rank == 7

@@ -84,8 +84,33 @@ def test_each_kind_is_complete_and_its_sentences_can_be_filled_in() -> None:
         ("RuntimeError: the extension needs CUDA CAPABILITY 8.0", None, ""),
         ("RuntimeError: the extension was made for another ABI", "library-in-two-versions", ""),
         ("NotImplementedError", "not-written", ""),
+        ("pl.MisconfigurationException: Trainer(gpus=-3) is no valid number", "configuration-invalid", ""),
+        ("pl.MisconfigurationException: ModelCheckpoint(monitor='val_frob') not found in the metrics: ['a']",
+         "metric-not-logged", "was not logged"),
+        ("TypeError: Net.step() got an unexpected keyword argument 'frob'", "arguments-differ", ""),
+        ("TypeError: step() missing 1 required positional argument: 'frob'", "arguments-differ", ""),
+        ("ValueError: num_samples should be a positive integer value, but got num_samples=0", "data-empty", ""),
+        ("RuntimeError: Found 0 images in subfolders of: /data/frobs", "data-empty", ""),
+        ("RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float", "tensor-types", ""),
+        ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "tensor-types", ""),
+        ("RuntimeError: FlashAttention only support fp16 and bf16 data type", "tensor-types", ""),
+        ("RuntimeError: \"frob_cpu\" not implemented for 'Half'", "operation-without-type", "Half"),
+        ("RuntimeError: value cannot be converted to type at::Half without overflow", "operation-without-type", "Half"),
+        ("RuntimeError: The size of tensor a (9) must match the size of tensor b (7) at non-singleton dimension 1",
+         "tensor-shapes", ""),
+        ("RuntimeError: The size of tensor a (92274688) must match the size of tensor b (4096) at dimension 1",
+         "shard-next-to-whole", "92274688"),
+        ("RuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1",
+         "samples-differ-in-size", ""),
+        ("futures.BrokenProcessPool: A process in the process pool was terminated abruptly", "killed-process-pool", ""),
+        ("AssertionError: world size (6) is not divisible by tensor x pipeline (4)", "layout-not-divisible", ""),
+        ("RuntimeError: Invalid parallel dims: dp 2 * tp 4 != WORLD_SIZE(6)", "layout-not-divisible", ""),
+        ("tf.errors.InvalidArgumentError: Matrix is not square", "status-invalid-argument", ""),
+        ("tf.errors.InvalidArgumentError: x was explicitly assigned to /job:a/task:0 but available devices are [/b]",
+         "device-not-in-cluster", "/job:a/task:0"),
+        ("ValueError: a sharding should be given. Got None", "value-is-none", ""),
     ],
-)
+)  # fmt: skip
 def test_kind_follows_from_class_and_message_and_names_its_object(exception: str, kind: str | None, says: str) -> None:
     cause = explain(raised(exception)).cause
     assert cause is not None
@@ -216,6 +241,10 @@ def test_last_source_line_of_a_cut_traceback_may_say_what_was_raised(code: str, 
         ("ERROR: 3 shards are odd\nterminate called after throwing\n  what():  the frob of rank 2 is gone\n", None, 3),
         ('Exception in thread "main" org.spark.FrobException: stage 3 was lost\n', None, 1),
         ("INVALID_ARGUMENT: mesh of 8 devices, but 6 are there\n", "status-invalid-argument", 1),
+        ("FAILED tests/test_frob.py::test_odd[2] - KeyError: 'frob'\n", "key-missing", 1),
+        ("ERROR | frob.trainer:run:12 - AttributeError: 'NoneType' object has no attribute 'x'\n", "value-is-none", 1),
+        ("E frob/driver.cc:60] failed to allocate 127.99TiB (140729850295296 bytes) from device: 2\n",
+         "size-that-cannot-be", 1),
         ("Exception in background worker 2: frobs are odd\nRuntimeError: not the actual error\n", None, 1),
     ],
 )  # fmt: skip
@@ -249,6 +278,36 @@ def test_record_of_an_abort_has_its_further_lines_but_no_others() -> None:
     cause = explain(f"[rank0]: {record}[rank1]: data loaded\n").cause
     assert cause is not None
     assert cause.text == "the mesh is odd"
+
+
+def test_error_right_before_the_record_of_an_abort_explains_it() -> None:
+    fatal = "F frob/dnn.cc:60] Check failed: status == frobStatusSuccess (7 vs. 0)no algorithm\n"
+    error = "Frob Error: /src/hip/handle.cpp:70: Memory not available to allocate buffer: 655360000\n"
+    cause = explain("step 7\n" + error + fatal).cause
+    assert cause is not None
+    assert (cause.line.number, cause.meaning and cause.meaning.id) == (3, "memory-exhausted")
+    assert "655360000" in cause.text
+    cause = explain("Test Error: 0.3\n" + fatal).cause
+    assert cause is not None
+    assert (cause.meaning and cause.meaning.id) == "check-in-native-code"
+    assert explain("Validation Error: 0.3\nTest Error: 12 %\n").cause is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ray.exceptions.RayTaskError(OddShardError): ray::Actor.load() (pid=17, ip=10.1.2.3,\n",
+        "(Runner pid=17) User exception type <class 'frob.errors.OddShardError'> in RayTaskError can't be frob!\n",
+    ],
+)
+def test_launcher_names_the_class_of_an_exception_whose_text_the_log_lacks(line: str) -> None:
+    found = explain(line)
+    assert found.cause is not None
+    assert (found.cause.level, found.certain) == (Level.SYMPTOM, False)
+    text = log_text("job.log", found)
+    assert "OddShardError" in text.splitlines()[0]
+    assert "not its text" in text
+    assert explain(line + raised("ValueError: odd")).cause.text == "ValueError: odd"  # type: ignore[union-attr]
 
 
 CUDNN = (

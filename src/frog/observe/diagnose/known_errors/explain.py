@@ -12,6 +12,7 @@ from frog.observe.diagnose.known_errors.findings import (
     BY_HAND,
     FATAL,
     HANGS,
+    HIDDEN,
     OWN,
     Finding,
     first_cause,
@@ -102,6 +103,11 @@ _IN_QUOTES = re.compile(
     r"[`'\"](?P<type>(?:[a-z_]\w*\.)*[A-Z]\w{2,80}(?:Error|Exception)): (?!Caught \w+ in )(?P<message>[^`\n]{3,300})"
 )
 """An exception in quotation marks, as a sentence names it."""
+_HIDDEN = re.compile(
+    r"RayTaskError\((?P<type>[A-Z]\w{2,80})\): ray::(?P<task>[\w.]{1,200})"
+    r"|User exception type <class '(?:\w+\.)*(?P<other>\w{2,80})'> in RayTaskError"
+)
+"""Ray's name for the exception of a task, without its text."""
 _OTHER_FAILURES = re.compile(r"^\s*Failures:\s*$")
 _FAILED_AT = re.compile(r"^\s*time\s*: \d{4}-(\d\d-\d\d)_(\d\d:\d\d:\d\d)$")
 
@@ -230,6 +236,10 @@ class LogReader:
         self.own = OwnMessages()
         self.fatal_lines = 0
         """Number of lines that may still belong to the last finding, a fatal record."""
+        self.hidden: Finding | None = None
+        """The last exception of which a launcher names the class only."""
+        self.error_before: LogLine | None = None
+        """The line before this one, if it is an error's message."""
         self.quoted: Finding | None = None
         """The first exception that a sentence quotes and that the table does not know."""
         self.lines, self.cut, self.after_root_cause = 0, False, False
@@ -268,8 +278,10 @@ class LogReader:
         fatal = _FATAL.match(line.text) if known is None else None
         self.fatal_lines = _MOST_FATAL_LINES if fatal else 0
         if known is not None:
-            if known.id == _SUMMARY and "target '" in line.text:  # hydra puts its reason into the same line
-                self.own.read(line)
+            if known.id == _SUMMARY:
+                self.hidden = _hidden_exception(line) or self.hidden
+                if "target '" in line.text:  # hydra puts its reason into the same line
+                    self.own.read(line)
             is_remark = _REMARK.search(line.text) is not None
             is_exception = _EXCEPTION.match(line.text) is not None
             level = max(known.level_of(is_exception), Level.HINT if is_remark else Level.CAUSE)
@@ -283,13 +295,15 @@ class LogReader:
         elif fatal is not None:
             frame = Frame(fatal["file"], int(fatal["line"]), "")
             message = fatal["message"].strip()
+            if self.error_before is not None and self.error_before.file == line.file:
+                message += f"\n{self.error_before.text.strip()}"
             self._add(Finding(line, None, Level.SYMPTOM, line.named_rank, message, FATAL, frame))
         elif _has_lost_loss(line.text):
             self._add(Finding(line, self._known("loss-nan"), Level.HINT, line.named_rank, line.text.strip()))
         else:
             self.quoted = self.quoted or _quoted_exception(line)
-            if self.own.may_be(line.text) and not _is_remark(line.text) and not _QUOTED_CODE.match(line.text):
-                self.own.read(line)
+            is_own = self.own.may_be(line.text) and not _is_remark(line.text) and not _QUOTED_CODE.match(line.text)
+            self.error_before = line if is_own and self.own.read(line) else None
             if _LOOKS_LIKE_ERROR.search(line.text):
                 self.unknown = [*self.unknown[-4:], line]
 
@@ -365,6 +379,10 @@ class LogReader:
 
     def _finding(self, traceback: Traceback) -> Finding:
         known = self.known_errors.find(traceback.text, traceback.code)
+        if known is not None and known.id == _SUMMARY:
+            self.hidden = (
+                _hidden_exception(replace(traceback.end or traceback.begin, text=traceback.text)) or self.hidden
+            )
         if known is not None and known.id == _SUMMARY and not _is_launchers(traceback) and traceback.frames:
             known = None  # an exception of the program whose text has the word "exited"
         level = known.level_of(in_traceback=True) if known else _level_of_unknown(traceback)
@@ -398,7 +416,7 @@ class LogReader:
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
         cause = cause or self._in_prose(findings)
         if cause is None or cause.level is Level.HINT:
-            cause = self._own_message(failed) or cause
+            cause = self._own_message(failed) or self.hidden or cause
         if cause is not None:
             cause = replace(cause, rank=self._rank_of(cause))
         others: dict[str, Finding] = {}
@@ -537,6 +555,14 @@ def _quoted_exception(line: LogLine) -> Finding | None:
         return None
     text = f"{match['type']}: {match['message'].strip()}"
     return Finding(line, None, Level.SYMPTOM, line.named_rank, text, match["type"].rpartition(".")[2])
+
+
+def _hidden_exception(line: LogLine) -> Finding | None:
+    match = _HIDDEN.search(line.text)
+    if match is None:
+        return None
+    text = match["other"] or f"{match['type']} in {match['task']}"
+    return Finding(line, None, Level.SYMPTOM, line.named_rank, text, HIDDEN)
 
 
 def _is_launchers(traceback: Traceback) -> bool:

@@ -15,6 +15,8 @@ FATAL = "fatal error"
 """Instead of an exception's class: a record after which a library aborts."""
 OWN = "the program's own message"
 """Instead of an exception's class: another message of the program."""
+HIDDEN = "exception of another process"
+"""Instead of an exception's class: a launcher names it, but the log lacks its text."""
 HANGS = ("collective-timeout", "watchdog-stuck", "horovod-stall")
 _ENDS = ("slurm-time-limit", "slurm-preempted", "hang-up")
 """Ids of ends from outside, which also befall a job that hangs."""
@@ -23,6 +25,12 @@ _AFTER_CANCEL = ("host-out-of-memory", "loader-worker-killed", "killed", "out-of
 """Ids of ends that Slurm also reports of the processes of a job that a user stopped."""
 _DEATHS = ("killed", "ray-worker-died", "bus-error", "segmentation-fault", "floating-point-exception")
 """Ids of symptoms that a process ended by itself, which explain that others lost the connection to it."""
+_CRASHES = ("bus-error", "segmentation-fault", "floating-point-exception", "illegal-instruction")
+"""Ids of symptoms that nobody outside of a process causes."""
+_ONLY_ENDED = ("dataloader-worker-died", "dataloader-worker-lost", "helper-process-gone", "ray-worker-died")
+"""Ids of symptoms that only say that a process ended."""
+_NAMED = re.compile(r"^(?:[a-z_]\w{0,60}\.){0,8}(?P<type>[A-Z]\w{1,80}(?:Error|Exception)): ")
+"""An exception at the beginning of a program's own message."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,14 @@ class Finding:
     @property
     def meaning(self) -> Meaning | None:
         """What it means by its kind, if the table does not know it."""
-        if self.known is not None or self.exception is None:
+        if self.known is not None or self.exception in (None, HIDDEN):
             return None
-        own = self.exception in (FATAL, OWN)
-        message = self.text if own else self.text.partition(": ")[2]
+        name, message = self.exception, self.text.partition(": ")[2]
+        if name in (FATAL, OWN):
+            named = _NAMED.match(self.text)
+            name, message = (named["type"], message) if named else ("", self.text)
         place = re.split(r"[/\\]", self.innermost)[-1]  # a folder may have any name
-        return meaning_of("" if own else self.exception, message, f"{self.source}\n{place}")
+        return meaning_of(name, message, f"{self.source}\n{place}")
 
     @property
     def id(self) -> str:
@@ -98,6 +108,8 @@ def first_cause(findings: Sequence[Finding], shown: Sequence[Finding]) -> Findin
         earlier = [*_until(first, shown)]
         death = _first([finding for finding in earlier if finding.id in _DEATHS and finding.level is Level.SYMPTOM])
         first = _first([finding for finding in candidates if _ends_a_rank(finding)]) or death or first
+    if level is Level.SYMPTOM and first and first.id in _ONLY_ENDED:
+        first = _first([finding for finding in candidates if finding.id in _CRASHES]) or first
     asides = [finding for finding in shown if finding.level is Level.ASIDE]
     warnings = [
         finding for finding in (*findings, *asides) if first and finding.known and first.id in finding.known.explains

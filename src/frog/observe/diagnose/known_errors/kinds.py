@@ -77,6 +77,8 @@ def meaning_of(exception: str, message: str, code: str = "") -> Meaning | None:
         if kind.exceptions and not exception.endswith(kind.exceptions):
             continue
         in_text = _pattern(kind.text).search(message)
+        if in_text is None and not kind.exceptions:
+            in_text = _pattern(kind.text).search(exception)
         if in_text is None or _pattern(kind.code).search(code) is None:
             continue
         first = message.splitlines()[0] if message else "of this name"

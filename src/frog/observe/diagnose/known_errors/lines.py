@@ -19,7 +19,7 @@ _RANKS = (
         re.compile(pattern)
         for pattern in (
             r"^\[default(?P<rank>\d{1,6})\]:? ?",  # torchrun --tee
-            r"^\[\d+,(?P<rank>\d{1,6})\]<std(?:out|err)>: ?",  # mpirun
+            r"^\[\d+,(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err)>: ?",  # mpirun, SageMaker
             r"^\[(?P<rank>\d{1,4})\]: ?(?=\S|  )",
         )
     ),
@@ -36,7 +36,7 @@ _SOURCES = tuple(
         r"^(?P<source>\[(?:worker|actor|process|proc|host|node)[ :_-]?\d{1,6}\]):? ?",
         r"^\[pod/[^\]]{1,200}\] ?",  # kubectl logs --prefix
         r"^[\w.-]{1,80}-(?:worker|master|launcher)-\d+(?:/[\w-]+)? ?[|:]? ",
-        r"^[\w.-]{1,80}\s+\|\|? ",  # docker compose, Determined
+        r"^(?!(?:ERROR|CRITICAL|WARNING|INFO|DEBUG)\b)[\w.-]{1,80}\s+\|\|? ",  # docker compose, Determined
         r"^E {2,7}(?=  |\w)",  # pytest
         *(
             rf"^{prefix} (?=  |Traceback|[\w.]{{1,80}}(?:Error|Exception):)"

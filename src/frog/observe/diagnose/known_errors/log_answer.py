@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.observe.diagnose.diagnosis import Diagnosis, diagnosis_text
 from frog.observe.diagnose.known_errors.explain import Explanation
-from frog.observe.diagnose.known_errors.findings import FATAL, OWN, Finding
+from frog.observe.diagnose.known_errors.findings import FATAL, HIDDEN, OWN, Finding
 from frog.observe.diagnose.known_errors.kinds import package_of
 from frog.observe.diagnose.known_errors.questions import PAGE, asked, question_answer
 from frog.observe.diagnose.known_errors.table import known_errors
@@ -46,6 +46,7 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
     known = cause.known
     kind = cause.meaning
     title = known.id if known else f"{cause.exception or 'exception'}{f' ({kind.id})' if kind else ''}"
+    title = f"{title}, {cause.text}" if cause.exception == HIDDEN else title
     warning = "no error, only a warning: " if explanation.only_a_warning else ""
     file = f" of {cause.line.file}" if cause.line.file not in ("", name) else ""
     meaning, advice, confidence = _meaning(explanation, cause)
@@ -118,6 +119,12 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
         advice = "search for the message, and look at the lines above it; compare the versions of the libraries"
         confidence = "The process ended here. Whether the end of another one led to it, the log does not show."
         return (f"{says}\n{kind.says}", kind.advice, confidence) if kind else (says, advice, confidence)
+    if cause.exception == HIDDEN:
+        says = "A process of the job raised this exception; the log has its class, but not its text."
+        advice = (
+            "look for its traceback earlier in the log, and in the worker's own files (/tmp/ray/session_latest/logs)"
+        )
+        return says, advice, "What raised it, the log does not show."
     if cause.exception == OWN:
         says = "No known error matches; this is the strongest error message of the program or of a tool that it uses."
         advice = "look at the lines around it"

@@ -20,17 +20,20 @@ _FORMS = tuple(
         r"|panicked at (?P<panicked>.{3,})|\bsymbol lookup error: (?P<symbol>.{3,})"
         r"|(?P<asserted>\S{1,200}:\d+: .{1,800}: Assertion [`'\"].{1,300}failed)",
         # a tool or the program's own parser refuses to go on
-        r"^(?P<tool>(?:\S{0,200}/)?[\w.+-]{1,60}: (?:\S{1,60}: )?(?:[Ee]rror|ERROR): \S.{3,})"
+        r"^FAILED \S{1,300}::\S{1,200} - (?P<test>\S.{3,})"
+        r"|^(?P<tool>(?:\S{0,200}/)?[\w.+-]{1,60}: (?:\S{1,60}: )?(?:[Ee]rror|ERROR): \S.{3,})"
         r"|(?P<hydra>Could not override '.{1,200}|Error locating target .{1,200}|Error in call to target .{1,200})"
         r"|^(?:Exception in thread \".{1,100}\"|Caused by:) (?P<java>[\w.$]{3,200}(?:Error|Exception)\b.{0,500})"
         r"|^\W{0,4}Exception in [a-z][\w ]{1,60}: (?P<thread>\S.{7,})"
-        r"|^\W{0,4}(?P<said>(?:[Ee]rror|ERROR)(?: \w{1,20})?: \S.{3,})",
+        r"|^\W{0,4}(?P<said>(?:[Ee]rror|ERROR)(?: \w{1,20})?: \S.{3,})"
+        r"|^(?!(?:Test|Train|Training|Valid|Validation|Val|Eval|Mean|Relative|Absolute|Squared)\b)"
+        r"(?P<of>[A-Z]\w{1,30} Error: [A-Za-z/]\S.{3,})",
         # a status of a framework, or a record that a library takes for an error
         r"(?P<status>\b(?:INVALID_ARGUMENT|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|UNAVAILABLE|FAILED_PRECONDITION|INTERNAL"
         r"|UNIMPLEMENTED|NOT_FOUND|PERMISSION_DENIED|UNAUTHENTICATED|DATA_LOSS): .{3,})"
         r"|^(?:\[?E\d{4} [^\]]{1,200}|E \S{1,200}:\d{1,6})\] ?(?P<glog>\S.{3,})",
         # a logger's record
-        r"(?:^|[\[| -])(?:ERROR|CRITICAL|SEVERE)\b[\]:| -]{0,6}(?P<logged>\S.{7,})",
+        r"(?:^|[\[| -])(?:ERROR|CRITICAL|SEVERE)\b[\]:| -]{0,6}(?:[\w.]{1,80}:\w{1,60}:\d{1,6} - )?(?P<logged>\S.{7,})",
     )
 )
 """Forms of messages, the strongest first."""
@@ -38,8 +41,8 @@ RECORDS = 2
 """From this form on, a program often continues after the message."""
 _WORDS = (
     "rror", "RROR", "what()", "atal: ", "FATAL", "heck failed", "CHECK failed", "PADDLE_ENFORCE", "panic", "Assertion",
-    "Caused by", "Exception in ", "override", "ARGUMENT: ", "HAUSTED: ", "EXCEEDED: ", "AVAILABLE: ", "CONDITION: ",
-    "INTERNAL: ", "MENTED: ", "NOT_FOUND: ", "DENIED: ", "NTICATED: ", "_LOSS: ", "CRITICAL", "SEVERE",
+    "FAILED ", "Caused by", "Exception in ", "override", "ARGUMENT: ", "HAUSTED: ", "EXCEEDED: ", "AVAILABLE: ",
+    "CONDITION: ", "INTERNAL: ", "MENTED: ", "NOT_FOUND: ", "DENIED: ", "NTICATED: ", "_LOSS: ", "CRITICAL", "SEVERE",
 )  # fmt: skip
 """One of these is in each line of one of the forms."""
 _MOST, _MOST_TEXT = 5, 600
@@ -74,10 +77,10 @@ class OwnMessages:
         """False for a line that has no message of any form, as nearly all have not."""
         return text.startswith(("E", "[E")) or any(map(text.__contains__, _WORDS))
 
-    def read(self, line: LogLine) -> None:
-        """Read a line that no known error matches."""
+    def read(self, line: LogLine) -> bool:
+        """Read a line that no known error matches; return True if it is a message."""
         if _OF_ANOTHER.search(line.text):
-            return
+            return False
         for strength, form in enumerate(_FORMS):
             match = form.search(line.text)
             if match is not None:
@@ -86,7 +89,8 @@ class OwnMessages:
                 self._first[strength] = self._first[strength] or said
                 if len(self.shown) < _MOST:
                     self.shown.append(said)
-                return
+                return True
+        return False
 
     def best(self) -> Said | None:
         """Return the first message of the strongest form; None if there is none."""

@@ -7,7 +7,7 @@ a Ray task's). `TracebackReader` receives line after line and returns each trace
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from frog.observe.diagnose.known_errors.lines import LogLine
@@ -15,6 +15,16 @@ from frog.observe.diagnose.known_errors.lines import LogLine
 BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\W*File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
 _RICH_FRAME = re.compile(r"^[│|] (?P<file>\S{1,300}):(?P<line>\d{1,9}) in (?P<function>[^│|]{1,200}?) *[│|]?$")
+_CELL_FRAMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^File (?P<file>[^\s\"]{1,500}?):(?P<line>\d{1,9})(?:, in (?P<function>[\w.<>]{1,200}).*)?$",
+        r"^(?P<file>(?:Cell|Input) In ?\[\d{1,6}\]),? \[?(?:in <cell )?line:? (?P<line>\d{1,9})",
+        r"^(?P<file>(?:[~/]|[A-Z]:\\|<ipython)\S{1,500}) in (?P<function>[\w.<>]{1,200})(?:\(.*)?$",
+    )
+)
+"""Frames of IPython, in new and old notebooks; the old ones have their line in the source line with the arrow."""
+_ARROW = re.compile(r"^-{1,6}> ?\[?(?P<line>\d{1,9})\]?(?:\([^)]{0,300}\))?(?: (?P<source>.*))?$")
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|[\uff0c\u3002`])?$")
 _INLINE_FRAME = re.compile(r'File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9}), in (?P<function>\S{1,200})')
 _INLINE_EXCEPTION = re.compile(r"(?:^|[ >)])(?P<type>(?:\w+\.){0,9}\w+(?:Error|Exception)): (?P<message>.*)")
@@ -175,6 +185,13 @@ def _in_one_line(line: LogLine) -> Traceback | None:
     )
 
 
+def _cell_frame(text: str) -> re.Match[str] | None:
+    """Return a frame in a notebook's form."""
+    if not text.startswith(("File ", "Cell ", "Input ", "~", "/", "<ipython")) and text[1:3] != ":\\":
+        return None
+    return next((match for form in _CELL_FRAMES if (match := form.match(text))), None)
+
+
 class TracebackReader:
     """Collects the tracebacks of a log, one per stream: a rank, or all lines without one."""
 
@@ -257,7 +274,7 @@ class _Open:
     @classmethod
     def without_begin(cls, line: LogLine) -> _Open | None:
         """Return a traceback whose beginning the log lacks: it starts with a frame, or with the exception itself."""
-        if _FRAME.match(line.text):
+        if _FRAME.match(line.text) or _CELL_FRAMES[0].match(line.text):
             opened = cls(Traceback(line, line.named_rank), "", boxed=False)
             opened.takes(line.text, line)
             return opened
@@ -272,19 +289,32 @@ class _Open:
         if self.prefix.strip() and text.startswith(self.prefix):
             text = text[len(self.prefix) :]
         traceback = self.traceback
-        if frame := _FRAME.match(text) or (_RICH_FRAME.match(text) if self.boxed else None):
+        if frame := _FRAME.match(text) or (_RICH_FRAME.match(text) if self.boxed else _cell_frame(text)):
             if traceback.type and not traceback.quotes_frames:
                 return "ended"
             if traceback.type:
                 traceback.type, traceback.message, traceback.frames, traceback.sources = "", [], [], []
                 traceback.source_of = {}
             if len(traceback.frames) < _MOST_FRAMES:
-                traceback.frames.append(Frame(frame["file"], int(frame["line"]), frame["function"] or ""))
+                fields = frame.groupdict()
+                at = int(fields.get("line") or 0)
+                traceback.frames.append(Frame(frame["file"], at, fields.get("function") or ""))
             self.strange = 0
             return "taken"
         if traceback.type:
             return "taken" if self._continues(text) else "ended"
+        if traceback.frames and (arrow := _ARROW.match(text)):
+            self._point(int(arrow["line"]), (arrow["source"] or "").strip())
+            return "taken"
         return self._body(text, line)
+
+    def _point(self, line: int, source: str) -> None:
+        """Set the line and the source of the last frame, to which a notebook's arrow points."""
+        traceback = self.traceback
+        last = len(traceback.frames) - 1
+        traceback.frames[last] = replace(traceback.frames[last], line=line)
+        traceback.source_of[last] = source
+        traceback.sources.append(source)
 
     def _body(self, text: str, line: LogLine) -> Taken:
         """Add a line between the first line and the exception."""

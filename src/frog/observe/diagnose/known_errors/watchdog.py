@@ -30,6 +30,8 @@ _SIGNAL = re.compile(
 )
 _WORLD = re.compile(r"\bnranks (\d{1,6})\b|\bworld_size[=: ]{1,3}(\d{1,6})\b", re.IGNORECASE)
 _MOST_RANKS = 100_000
+_SHORT_S = 60.0
+"""A time limit below this one can be why a healthy run ends: torch's own is 10 minutes or longer."""
 _REPEATED = re.compile(r"\[repeated \d{1,9}x across cluster\]|message repeated \d{1,9} times")
 """What Ray, or syslog, writes instead of lines that differ only in their numbers."""
 
@@ -105,7 +107,16 @@ class Watchdog:
         """Describe who waited where, and who is behind or absent."""
         if not self.waiting:
             return self._reported()
-        return [*_calls(self.waiting.values()), *self._sizes(), *self._compared(), *self._reported()]
+        return [*_calls(self.waiting.values()), *self._short(), *self._sizes(), *self._compared(), *self._reported()]
+
+    def _short(self) -> list[str]:
+        limits = [waiting.timeout_s for waiting in self.waiting.values() if waiting.timeout_s is not None]
+        if not limits or min(limits) >= _SHORT_S:
+            return []
+        return [
+            f"The time limit is only {min(limits):g} s: the program sets it (timeout= of init_process_group or "
+            "new_group), and the first steps of a healthy run can take longer."
+        ]
 
     def _compared(self) -> list[str]:
         if self.abridged:
