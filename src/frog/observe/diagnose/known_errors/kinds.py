@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FILE = Path(__file__).with_name("kinds.toml")
 _HINT = "correct the kind"
+_MOST_WORDS_OF_A_KEY = 4
 _MOST_TEXT, _MOST_IN_A_NAME = 1500, 80
 """Most characters of a message that are searched, and of a name that is taken from it."""
 
@@ -73,6 +74,8 @@ def meaning_of(exception: str, message: str, code: str = "") -> Meaning | None:
     code: the source line of the user's frame, and the innermost frame, as far as the log shows them.
     """
     message = message[:_MOST_TEXT].strip()
+    if exception == "KeyError" and len(message.split()) > _MOST_WORDS_OF_A_KEY:
+        exception = ""  # a sentence explains what is wrong; it is no key
     for kind in kinds():
         if kind.exceptions and not exception.endswith(kind.exceptions):
             continue

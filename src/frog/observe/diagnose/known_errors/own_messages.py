@@ -27,22 +27,27 @@ _FORMS = tuple(
         r"|^\W{0,4}Exception in [a-z][\w ]{1,60}: (?P<thread>\S.{7,})"
         r"|^\W{0,4}(?P<said>(?:[Ee]rror|ERROR)(?: \w{1,20})?: \S.{3,})"
         r"|^(?!(?:Test|Train|Training|Valid|Validation|Val|Eval|Mean|Relative|Absolute|Squared)\b)"
-        r"(?P<of>[A-Z]\w{1,30} Error: [A-Za-z/]\S.{3,})",
+        r"(?P<of>[A-Z]\w{1,30} Error: [A-Za-z/]\S.{3,})"
+        r"|\b(?P<ptxas>ptxas (?:fatal|error) {1,5}: .{3,600})"
+        r"|^(?P<command>Command ['\"\[].{0,200}?\b(?:sbatch|srun|qsub|kubectl)\b.{0,300} non-zero exit status \d+)",
         # a status of a framework, or a record that a library takes for an error
         r"(?P<status>\b(?:INVALID_ARGUMENT|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|UNAVAILABLE|FAILED_PRECONDITION|INTERNAL"
         r"|UNIMPLEMENTED|NOT_FOUND|PERMISSION_DENIED|UNAUTHENTICATED|DATA_LOSS): .{3,})"
         r"|^(?:\[?E\d{4} [^\]]{1,200}|E \S{1,200}:\d{1,6})\] ?(?P<glog>\S.{3,})",
         # a logger's record
-        r"(?:^|[\[| -])(?:ERROR|CRITICAL|SEVERE)\b[\]:| -]{0,6}(?:[\w.]{1,80}:\w{1,60}:\d{1,6} - )?(?P<logged>\S.{7,})",
+        r"\bNCCL WARN (?P<nccl>(?:\S{1,40} : )?(?:hip|cuda|cu)[A-Z]\w{2,60} failed.{3,})"
+        r"|(?:^|[\[| -])(?:ERROR|CRITICAL|SEVERE)\b[\]:| -]{0,6}(?:[\w.]{1,80}:\w{1,60}:\d{1,6} - )?"
+        r"(?P<logged>\S.{7,})",
     )
 )
 """Forms of messages, the strongest first."""
 RECORDS = 2
 """From this form on, a program often continues after the message."""
 _WORDS = (
-    "rror", "RROR", "what()", "atal: ", "FATAL", "heck failed", "CHECK failed", "PADDLE_ENFORCE", "panic", "Assertion",
-    "FAILED ", "Caused by", "Exception in ", "override", "ARGUMENT: ", "HAUSTED: ", "EXCEEDED: ", "AVAILABLE: ",
-    "CONDITION: ", "INTERNAL: ", "MENTED: ", "NOT_FOUND: ", "DENIED: ", "NTICATED: ", "_LOSS: ", "CRITICAL", "SEVERE",
+    "rror", "RROR", "what()", "atal: ", "FATAL", "heck failed", "CHECK failed", "PADDLE_ENFORCE", "panic",
+    "Assertion", "FAILED ", "non-zero", "CCL WARN ", "Caused by", "Exception in ", "override", "ARGUMENT: ",
+    "HAUSTED: ", "EXCEEDED: ", "AVAILABLE: ", "CONDITION: ", "INTERNAL: ", "MENTED: ", "NOT_FOUND: ", "DENIED: ",
+    "NTICATED: ", "_LOSS: ", "CRITICAL", "SEVERE",
 )  # fmt: skip
 """One of these is in each line of one of the forms."""
 _MOST, _MOST_TEXT = 5, 600

@@ -28,7 +28,7 @@ _ARROW = re.compile(r"^-{1,6}> ?\[?(?P<line>\d{1,9})\]?(?:\([^)]{0,300}\))?(?: (
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|[\uff0c\u3002`])?$")
 _INLINE_FRAME = re.compile(r'File "(?P<file>[^"]{1,500})", line (?P<line>\d{1,9}), in (?P<function>\S{1,200})')
 _INLINE_EXCEPTION = re.compile(r"(?:^|[ >)])(?P<type>(?:\w+\.){0,9}\w+(?:Error|Exception)): (?P<message>.*)")
-_NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$")
+_NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$|(?:^|\.)(?:errors?|exceptions?|exc)\.[A-Z]\w+$")
 _ENDS = ("Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Failure", "Closed", "StopIteration", "Empty")
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|^<(?:frozen |string>)|/lib(?:64)?/python\d|[/\\]Lib[/\\]|\\lib\\\w+\.py$|\.pyx$"
