@@ -1,6 +1,10 @@
-"""Run public programs for CUDA and NCCL with simulated GPUs, from a folder of clones.
+"""Run public programs for CUDA and NCCL with simulated GPUs, or plan them, from a folder of clones.
 
     python benchmarks/wild_programs.py CLONES [--only WORD] [--python PYTHON] [--json results.json]
+    python benchmarks/wild_programs.py CLONES --plan
+
+With `--plan` each program that torchrun starts and that trains is planned instead, with the same arguments, on as many
+H100s: it counts if `frog plan -- PROGRAM` prints a plan.
 
 CLONES holds one clone per repository, named OWNER_NAME. Nothing is downloaded: programs that read a data set or a model
 find small ones that this script makes in CLONES/.data. The table is in benchmarks/results/wild_programs.md.
@@ -13,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -111,7 +116,7 @@ PROGRAMS = [
             " gpt_config.n_layer=2 gpt_config.n_head=2 gpt_config.n_embd=32 trainer_config.max_epochs=1"
             " trainer_config.batch_size=16 trainer_config.data_loader_workers=0",
         ),
-        needs=("hydra", "fsspec"),
+        needs=("hydra", "fsspec", "boto3"),
     ),
     Program(EXAMPLES, "distributed/rpc/ddp_rpc", "{python} main.py"),
     Program(EXAMPLES, "distributed/rpc/pipeline", "{python} main.py", needs=VISION),
@@ -136,7 +141,8 @@ PROGRAMS = [
             (*HF, "wandb"), link("llama", to="hf_model_safetensors")),
     Program("huggingface/picotron_tutorial", "step5_data_parallel_naive", torchrun(2, "train.py --dp_size 2"
             " --model_name {data}/llama --dataset_name {data}/words --num_hidden_layers 2 --num_attention_heads 4"
-            " --num_key_value_heads 4 --num_proc 1 --num_workers 0 --max_tokens 1000"), 2, (*HF, "wandb")),
+            " --num_key_value_heads 4 --num_proc 1 --num_workers 0 --max_tokens 1000"), 2,
+            (*HF, "wandb", "lovely_tensors")),
     Program("PrincetonUniversity/multi_gpu_training", "02_pytorch_ddp",
             torchrun(2, "--no-python bash -c 'SLURM_PROCID=$RANK SLURM_GPUS_ON_NODE=2 {python} simple_dpp.py'")),
     Program("PrincetonUniversity/multi_gpu_training", "02_pytorch_ddp",
@@ -194,6 +200,9 @@ PROGRAMS = [
     Program(TRANSFORMERS, CLM_FOLDER, torchrun(2, CLM), 2, (*HF, "evaluate")),
     Program(TRANSFORMERS, CLM_FOLDER, torchrun(2, f"{CLM} --fsdp 'full_shard auto_wrap'"), 2, (*HF, "evaluate")),
 ]  # fmt: skip
+
+NOT_TRAINING = ("gpu-test", "all_reduce.py", "pippy_gpt2", "test_script", "test_ops", "test_sync", "offload_states")
+"""Words in the commands of programs without a training loop."""
 
 
 def make_data(data: Path) -> None:
@@ -333,12 +342,13 @@ class Outcome:
     said: str
 
 
-def run(program: Program, clones: Path, data: Path, python: str) -> Outcome:
-    """Run a program in its clone."""
+def run(program: Program, clones: Path, data: Path, python: str, plan: bool = False) -> Outcome:
+    """Run a program in its clone, or plan it."""
+    command = planned(program) if plan else program.command
     clone = clones / program.repository.replace("/", "_")
     folder = clone / program.folder
     commit = subprocess.run(["git", "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    shown = program.command.replace("{python} -m torch.distributed.run --standalone", "torchrun").format(
+    shown = command.replace("{python} -m torch.distributed.run --standalone", "torchrun").format(
         python="python", data="DATA"
     )
     missing = [name for name in program.needs if not _has(python, name)]
@@ -357,14 +367,16 @@ def run(program: Program, clones: Path, data: Path, python: str) -> Outcome:
     own = {**program.environment}
     path = os.pathsep.join(filter(None, (own.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", **own}
-    env |= simulated_gpus(program.gpus, {"PYTHONPATH": path}) | {"TORCH_EXTENSIONS_DIR": str(data / "extensions")}
+    env |= {"TORCH_EXTENSIONS_DIR": str(data / "extensions"), "PYTHONPATH": path}
+    if not plan:
+        env |= simulated_gpus(program.gpus, {"PYTHONPATH": path})
     for lock in data.glob("extensions/*/lock"):  # left by an ended compilation; the next would wait
         lock.unlink()
     start = time.monotonic()
     log = data / "last.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            ["bash", "-c", program.command.format(python=python, data=data)],
+            ["bash", "-c", command.format(python=python, data=data)],
             cwd=folder,
             env=env,
             stdout=output,
@@ -380,6 +392,14 @@ def run(program: Program, clones: Path, data: Path, python: str) -> Outcome:
     return Outcome(
         program.repository, commit, program.folder, shown, code, time.monotonic() - start, _said(log.read_text(), code)
     )
+
+
+def planned(program: Program) -> str:
+    """Return the command that plans a program; empty for one that torchrun does not start, or that does not train."""
+    started = re.fullmatch(re.escape(TORCHRUN) + r" (\d+) (?!--no-python)(.*)", program.command)
+    if started is None or any(words in program.command for words in NOT_TRAINING):
+        return ""
+    return f"{{python}} -m frog plan --cluster h100x8 --gpus {started[1]} -- {started[2]}"
 
 
 def _has(python: str, package: str) -> bool:
@@ -409,6 +429,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="run programs with one of these words in their line")
     parser.add_argument("--data", type=Path, help="folder for what this script makes (default: CLONES/.data)")
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--plan", action="store_true", help="plan each program that trains, instead of running it")
     parser.add_argument("--json", type=Path, help="also write the outcomes to a file")
     args = parser.parse_args()
     clones = args.clones.resolve()
@@ -416,12 +437,14 @@ def main() -> None:
     chosen = [
         one for one in PROGRAMS if any(word in f"{one.repository}/{one.folder}: {one.command}" for word in args.only)
     ]
+    if args.plan:
+        chosen = [program for program in chosen if planned(program)]
     if chosen:
         make_data(data)
         subprocess.run([args.python, "-c", MODEL, data], capture_output=True)
     outcomes = []
     for program in chosen:
-        outcome = run(program, clones, data, args.python)
+        outcome = run(program, clones, data, args.python, args.plan)
         outcomes.append(outcome)
         print(
             f"{outcome.code}\t{outcome.wall_s:.0f} s\t{outcome.repository}\t{outcome.command[:90]}\t{outcome.said}",
@@ -430,7 +453,7 @@ def main() -> None:
         if args.json is not None:
             args.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
     good = sum(outcome.code == 0 for outcome in outcomes)
-    print(f"{good} of {len(outcomes)} ran to the end")
+    print(f"{good} of {len(outcomes)} {'were planned' if args.plan else 'ran to the end'}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from frog.plan.program.program_memory import HELD, memory_of
 from frog.plan.program.program_process import Request, record_program
 from frog.plan.program.program_text import ProgramPlan, program_lines
 from frog.plan.program.program_time import StepClock
-from frog.plan.program.recording_rank import attention_row
+from frog.plan.program.recording_rank import CannotFake, attention_row
+from frog.plan.program.stand_in_flash_attn_rank import flash_attn_func
 
 PROGRAM = Path(__file__).parent / "planned_program.py"
 WIDTH, LAYERS, VOCAB, LENGTH, BATCH = 64, 3, 512, 32, 2
@@ -196,6 +198,33 @@ def test_fsdp_frees_gathered_weights(fsdp: tuple[dict[str, Any], str]) -> None:
             live.remove(-event)
     kinds = [facts["storages"][index - 1] for index in live]
     assert sum(size for size, _, kind in kinds if kind not in HELD) < LAYER
+
+
+def test_a_module_that_names_no_vendor_runs_with_the_kernels_of_flash_attn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each function of flash_attn is one kernel, which reads what it needs once and writes its results."""
+    monkeypatch.chdir(PROGRAM.parent)
+    cluster = replace(clusters()["h100x8"], gpus_per_node=4)
+    with (tmp_path / "output").open("w+") as output:
+        facts = record_program(Request("planned_accelerator", [], cluster, is_module=True), output)[0]
+    lines = (tmp_path / "output").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f"step {n} of 4 ranks on cuda: True" for n in range(2)]
+    x, scale, tables = 2 * 2 * 32 * 64, 2 * 64, 2 * 2 * 32 * 8
+    assert {(row[1], row[3]): row[2] for row in rows_of(facts, "memory") if row[3].startswith(("rotary", "layer"))} == {
+        ("forward", "layer_norm"): 2 * x + scale + x + 2 * x,
+        ("backward", "layer_norm_backward"): 3 * x + 4 + 2 * scale,  # the sum's gradient is an expanded number
+        ("forward", "rotary"): 2 * x + tables,
+        ("backward", "rotary_backward"): 3 * x + tables,
+    }
+    assert [(row[1], row[7]) for row in rows_of(facts, "attention")] == [("forward", True), ("backward", True)]
+    assert all(facts["lines"][row[0]].startswith("planned_accelerator.py") for row in rows_of(facts, "memory"))
+
+
+def test_options_of_flash_attn_that_choose_other_kernels_are_refused() -> None:
+    flash_attn_func(*torch.ones(3, 1, 2, 1, 4), causal=True, softcap=0.0)
+    with pytest.raises(CannotFake, match=r"softcap=\.\.\."):
+        flash_attn_func(*torch.ones(3, 1, 2, 1, 4), softcap=30.0)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -35,6 +36,8 @@ class Request:
     rank: int = 0
     steps: int = 2
     """Optimizer steps; the last one is planned."""
+    is_module: bool = False
+    """True if `program` is the name of a module, as after `python -m`."""
 
     def as_dict(self, rank: int) -> dict[str, Any]:
         """Return what the process of a rank needs."""
@@ -42,6 +45,7 @@ class Request:
         return {
             "program": self.program,
             "arguments": list(self.arguments),
+            "is_module": self.is_module,
             "rank": rank,
             "world_size": self.nodes * self.cluster.gpus_per_node,
             "gpus_per_node": self.cluster.gpus_per_node,
@@ -147,7 +151,9 @@ class _Ranks:
             (self.folder / f"ended-{rank}").touch()
 
     def _cannot(self, why: str) -> FrogError:
-        return FrogError(f"cannot plan {self.request.program}: {why}", _TRY)
+        ends_early = re.match(r"the program ended after ([1-9]\d*) of", why)
+        advice = f"--steps {ends_early[1]} plans its last step" if ends_early else _TRY
+        return FrogError(f"cannot plan {self.request.program}: {why}", advice)
 
     def end(self) -> None:
         """Kill the processes that still run."""

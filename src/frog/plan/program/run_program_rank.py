@@ -27,6 +27,7 @@ from frog.core.processes import leave_with_parent
 from frog.plan.program import stand_in_cuda_rank, stand_in_fsdp1_rank, stand_in_rank
 from frog.plan.program.messages_rank import PostOffice
 from frog.plan.program.recording_rank import CannotFake, Complete, Recorder, is_user_file, user_line
+from frog.plan.program.stand_in_flash_attn_rank import stand_in_for_flash_attn
 from frog.plan.program.virtual_clock import VirtualClock
 
 
@@ -122,7 +123,7 @@ def main() -> None:
     leave_with_parent()
     if os.getppid() != request["parent"]:  # which ended while torch was imported
         os._exit(1)
-    program, world_size = request["program"], request["world_size"]
+    world_size = request["world_size"]
     facts = stand_in_cuda_rank.GpuFacts
     facts.name, facts.memory, facts.count = request["gpu"], request["gpu_memory"], request["gpus_per_node"]
     facts.num_sms = request["num_sms"]
@@ -133,7 +134,7 @@ def main() -> None:
     run = Run(recorder, VirtualClock(recorder, cluster, world_size, office.rank, office), request["steps"])
     error = None
     try:
-        _execute(run, program, request["arguments"], office, world_size)
+        _execute(run, request, office)
     except Complete:
         pass
     except CannotFake as problem:
@@ -173,8 +174,8 @@ def _place(problem: BaseException) -> str:
     return f"{os.path.relpath(lines[-1].filename)}:{lines[-1].lineno}" if lines else user_line() or "the program"
 
 
-def _execute(run: Run, program: str, arguments: list[str], office: PostOffice, world_size: int) -> None:
-    """Run the program under the fake tensors.
+def _execute(run: Run, request: dict[str, Any], office: PostOffice) -> None:
+    """Run the program of the request under the fake tensors.
 
     Raises:  Complete in the forward pass after the planned steps; CannotFake if torch lacks a part; what the program
              raises.
@@ -187,18 +188,23 @@ def _execute(run: Run, program: str, arguments: list[str], office: PostOffice, w
     recorder = run.recorder
     stand_in_rank.Replicated.recorder = recorder
     stand_in_cuda_rank.stand_in_for_cuda(recorder, run.clock)
-    stand_in_rank.stand_in_for_distributed(recorder, office, world_size, run.clock.catch_up)
+    stand_in_rank.stand_in_for_distributed(recorder, office, request["world_size"], run.clock.catch_up)
     stand_in_rank.stand_in_for_torch(recorder, run.notes)
+    stand_in_for_flash_attn(recorder)
     register_optimizer_step_pre_hook(run.before)
     register_optimizer_step_post_hook(run.after)
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
     warnings.filterwarnings("ignore", "DTensor random operators")  # the mesh is the CPU's only here
-    sys.argv = [program, *arguments]
-    sys.path.insert(0, str(Path(program).resolve().parent))
+    program = request["program"]
+    sys.argv = [program, *request["arguments"]]
+    sys.path.insert(0, os.getcwd() if request["is_module"] else str(Path(program).resolve().parent))
     run.clock.stand_in_for_time()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, recorder, stand_in_rank.Translate(recorder, fake):
-        runpy.run_path(program, run_name="__main__")
+        if request["is_module"]:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -89,6 +89,10 @@ class Stream:
         """Return True: a program that asks until all is complete would ask forever."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Return False: no graph is captured."""
+        return False
+
     def synchronize(self) -> None:
         """Let Python wait for all work of this stream."""
         self.record_event().synchronize()
@@ -222,5 +226,25 @@ def stand_in_for_cuda(recorder: Recorder, clock: VirtualClock) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    _answer_for_accelerator(answers)
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):  # marks for a profiler
         setattr(torch.cuda.nvtx, name, lambda *args: 0)
+
+
+def _answer_for_accelerator(answers: dict[str, Any]) -> None:
+    """Let torch.accelerator, by which programs avoid the name of a vendor, answer as torch.cuda does."""
+    same = ("is_available", "device_count", "current_stream", "set_stream", "synchronize", "empty_cache")
+    own = {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": answers["current_device"],
+        "current_device_idx": answers["current_device"],
+        "set_device_index": _set_device,
+        "set_device_idx": _set_device,
+        "device_index": _Device,
+        "get_memory_info": answers["mem_get_info"],
+    }
+    of_memory = {name: answer for name, answer in answers.items() if "memory" in name}
+    for name, answer in {**of_memory, **{name: answers[name] for name in same}, **own}.items():
+        if hasattr(torch.accelerator, name):
+            setattr(torch.accelerator, name, answer)
+    vars(torch).update(Stream=Stream, Event=Event)

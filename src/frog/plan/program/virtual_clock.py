@@ -7,6 +7,7 @@ when both of its ranks are ready: their processes tell each other. What Python d
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import threading
@@ -24,6 +25,8 @@ _TICK_S = 1e-6
 _REAL_SLEEP_S = 1e-3
 """How long a sleep takes, so that a program that waits for another one does not burn a core."""
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+_COPY_OF_MULTIPROCESSING = os.sep + os.path.join("site-packages", "multiprocess", "")
+"""The folder of an installed library with the standard library's waits, which Hugging Face's datasets uses."""
 _Function = type(time.sleep)
 
 
@@ -65,10 +68,9 @@ class VirtualClock:
 
     def seconds(self) -> float:
         """Return Python's planned time."""
-        if _is_main_thread():
-            self.num_asked += 1
-            self.catch_up()
-            self.clock.python += _TICK_S
+        self.num_asked += 1
+        self.catch_up()
+        self.clock.python += _TICK_S
         return self.clock.python
 
     def between(self, first: int, second: int) -> float:
@@ -81,7 +83,7 @@ class VirtualClock:
     def stand_in_for_time(self) -> None:
         """Let `time` answer with the planned time to the program and the libraries that it uses.
 
-        The standard library, torch and Frog read the real time: their deadlines are real.
+        The standard library, torch, Frog and all threads but the first read the real time: their deadlines are real.
         """
         answers: dict[Any, Callable[..., Any]] = {time.sleep: self._sleeping(time.sleep)}
         for name in ("time", "perf_counter", "monotonic"):
@@ -105,7 +107,7 @@ class VirtualClock:
 
     def _reading(self, original: Callable[[], Any], started: Any, unit: int) -> Callable[[], Any]:
         def read() -> Any:
-            if not self._is_seen():
+            if not self._is_seen() or not _is_main_thread():
                 return original()
             return started + (int(unit * self.seconds()) if unit > 1 else self.seconds())
 
@@ -124,6 +126,7 @@ class VirtualClock:
     def _is_theirs(self, file: str) -> bool:
         if file not in self._theirs:
             is_standard = file.startswith((_STANDARD_LIBRARY, "<")) and "site-packages" not in file
+            is_standard |= _COPY_OF_MULTIPROCESSING in file
             self._theirs[file] = not is_standard and not is_frog_or_torch(file)
         return self._theirs[file]
 
