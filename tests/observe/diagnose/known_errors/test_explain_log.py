@@ -321,6 +321,20 @@ def test_warning_that_explains_the_error_is_the_cause() -> None:
     )
     assert found.cause is not None
     assert found.cause.id == "driver-too-old"
+    compiler = "cpp_extension.py:383: UserWarning: Error checking compiler version for cl: [WinError 2]\n"
+    raised = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+    error = f"{raised}ImportError: cannot import name 'frob' from 'frobs' (frobs/__init__.py)\n"
+    assert [cause and cause.id for cause in (explain(text).cause for text in (compiler, compiler + error))] == [
+        None, "compiler-missing",
+    ]  # fmt: skip
+
+
+def test_line_before_a_traceback_that_is_cut_is_not_certain() -> None:
+    line = "/etc/slurm/prolog.d/frob.sh: line 5: /run/frob: Permission denied\n"
+    cut = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    main()\n'
+    assert explain(line).certain
+    assert not explain(line + cut).certain
+    assert "whose exception is cut off" in log_text("log", explain(line + cut))
 
 
 def test_message_of_several_lines_decides() -> None:

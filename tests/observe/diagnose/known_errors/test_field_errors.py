@@ -316,8 +316,9 @@ def test_record_of_the_level_fatal_names_the_line_at_which_a_process_aborted_its
     assert "aborted its process at this line" in log_text("log", found)
 
 
-def test_worker_that_was_killed_is_no_proof_of_full_memory() -> None:
-    found = explain(raised("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", MAIN))
+@pytest.mark.parametrize("end", ["signal: Killed. ", "signal:killed"])
+def test_worker_that_was_killed_is_no_proof_of_full_memory(end: str) -> None:
+    found = explain(raised(f"RuntimeError: DataLoader worker (pid 7) is killed by {end}", MAIN))
     assert (found.cause and found.cause.id, found.certain) == ("loader-worker-killed", False)
 
 

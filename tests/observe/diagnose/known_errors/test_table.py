@@ -187,18 +187,19 @@ def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
     shown = [thread["first"] for thread in measured if thread["expected"] != ["none"]]
     page = " ".join((DOCS / "observe" / "your-program.md").read_text().split())
     assert {thread["first"] for thread in threads} == set(VERDICTS)
-    by_round = {number: [thread for thread in threads if thread["round"] == number] for number in range(6, 13)}
+    by_round = {number: [thread for thread in threads if thread["round"] == number] for number in range(6, 16)}
     later = [Counter(thread["first"] for thread in by_round[number]) for number in by_round]
-    before, since = later[:4], later[4:]
-    new = [thread for number in (10, 11, 12) for thread in by_round[number]]
+    before, since, last = later[:4], later[4:7], later[7:]
+    new = [thread for number in range(10, 16) for thread in by_round[number]]
     assert len({thread["repository"] for thread in new}) == len(new)
     others = {thread["repository"] for thread in threads if thread not in new}
     assert not {thread["repository"] for thread in new} & (others | seen | set(unseen["read"]))
     causes = [thread["first"] for thread in new if thread["expected"] != ["none"]]
     for text in (
         *(f"| {each.total()} | " + " | ".join(str(each[verdict]) for verdict in VERDICTS) + " |" for each in later),
-        f"{sum(each['right'] for each in before)} of {sum(each.total() for each in before)} before ({_share(before)})",
-        f"{sum(each['right'] for each in since)} of {len(new)} since ({_share(since)})",
+        f"{_first_right(before)} before ({_share(before)})",
+        f"{_first_right(since)} since ({_share(since)})",
+        f"{_first_right(last)} in the last three ({_share(last)})",
         f"{len(new) - len(causes)} of the {len(new)} end before the cause; "
         f"of the {len(causes)} excerpts that show a cause, {causes.count('right')} were right "
         f"({_percent(causes.count('right'), len(causes))})",
@@ -211,6 +212,10 @@ def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
         f"those of {sum(thread['round'] < 5 for thread in threads)} excerpts of four earlier rounds",
     ):
         assert text in page
+
+
+def _first_right(rounds: list[Counter[str]]) -> str:
+    return f"{sum(each['right'] for each in rounds)} of {sum(each.total() for each in rounds)}"
 
 
 def _share(rounds: list[Counter[str]]) -> str:

@@ -160,7 +160,13 @@ class Explanation:
         cause = self.cause
         if cause is None or cause.level is not Level.CAUSE or self.rival is not None:
             return False
-        return cause.known is None or cause.known.sure
+        return cause.known is None or (cause.known.sure and not self.may_be_behind)
+
+    @property
+    def may_be_behind(self) -> bool:
+        """True if a traceback that is cut may be the cause, not the line that counts as it."""
+        cause = self.cause
+        return self.cut and cause is not None and cause.level is Level.CAUSE and cause.exception is None
 
     @property
     def only_a_warning(self) -> bool:

@@ -106,6 +106,8 @@ def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
             if explanation.consequences
             else "These are the words of an error; that it ended the program, the log does not show."
         )
+    elif explanation.may_be_behind:
+        confidence = "The log also has a traceback whose exception is cut off, and that may be what ended the program."
     else:
         confidence = _CERTAINTY[cause.level, known.sure]
     return known.cause, known.advice, confidence
