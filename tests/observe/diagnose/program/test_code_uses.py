@@ -310,6 +310,34 @@ def test_loop_that_a_rank_left_comes_before_the_loop_in_it(tmp_path: Path) -> No
     assert "in a round of it, by `if not len(batch): continue` in line 2" in found.finding
 
 
+EPOCHS = """\
+def fit():
+    for epoch in counter:
+        for x in batches:
+            step(x)
+def step(x):
+    for p in parameters:
+        dist.all_reduce(p)
+fit()
+dist.all_reduce(error)
+"""
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_loop_around_one_that_begins_anew_is_the_one_that_a_rank_has_left(tmp_path: Path, lost: bool) -> None:
+    ways = {7: [(7, "step"), (4, "fit"), (8, "<module>")]}
+    both = [("all_reduce", 9, 7), ("all_reduce", 4, 7)] * 2
+    waiting = rank(0, *both, both[0], pending=1)
+    if lost:
+        found = reported_in(tmp_path, EPOCHS, ways, waiting, line=9)
+    else:
+        found = found_in(tmp_path, EPOCHS, ways, waiting, rank(1, *both, ("all_reduce", 1, 9), pending=1))
+    assert (found.fault, found.certain) == ("batches", False)
+    assert (
+        "rank 1 has left the loops `for epoch in counter:` in line 2 and `for x in batches:` in line 3" in found.finding
+    )
+
+
 ITEMS = """\
 def reduce(tensors):
     for tensor in tensors:

@@ -426,20 +426,26 @@ class SkippedRound(NamedTuple):
 
 
 def skipped_round(one: Sequence[CodeLine], other: Sequence[CodeLine], inner: Block) -> SkippedRound | None:
-    """Return the loop around one in which the first rank is, if the other may have left out that in a round of it.
+    """Return the loop around one that the other rank did not enter: it has left that, or left out a part of a round.
 
-    one, other: the lines that led to their calls, innermost first. None if no `continue` or handler stands before the
-    inner loop.
+    one, other: the lines that led to their calls, innermost first. None if both are in it and no `continue` or handler
+    stands before the inner loop.
     """
-    lines = parting_lines(one, other)
-    if lines is None or not is_readable(lines[0]):
+    number = next((number for number, frame in enumerate(one) if _is_in(inner, one, number)), None)
+    if inner.kind != "loop" or number is None or not is_readable(one[number]):
         return None
-    here, there = lines
-    loops = [block for block in blocks_around(here) if block.kind == "loop"]
-    loops = [block for block in loops if not inner.first <= block.first <= inner.last]
-    ways = [way for loop in loops[-1:] for way in exits_past(here, loop) if way.first < here.line]
-    ways = [way for way in ways if not way.text.endswith((" break", " return"))]
-    return SkippedRound(loops[-1], " or ".join(map(str, ways)), loops[-1].holds(there)) if ways else None
+    loops = [block for block in blocks_around(one[number]) if block.kind == "loop" and block.first < inner.first]
+    loops = [loop for loop in loops if loop.last >= inner.last]
+    if not loops and parting_lines(one, other) is not None:  # the loop around the call of the function that has it
+        frames = [frame for frame in one[number + 1 :] if is_readable(frame)]
+        loops = [block for frame in frames[:1] for block in blocks_around(frame) if block.kind == "loop"]
+    for loop in loops[-1:]:
+        at = next(frame for frame in one[number:] if loop.holds(frame))
+        ways = [way for way in exits_past(at, loop) if way.first < at.line]
+        text = " or ".join(str(way) for way in ways if not way.text.endswith((" break", " return")))
+        both = holds_stack(loop, other)
+        return SkippedRound(loop, text, both) if text or not both else None
+    return None
 
 
 def tries_again(loop: Block, stack: Sequence[CodeLine]) -> Block | None:

@@ -273,7 +273,8 @@ def _left(evidence: Evidence, found: Difference, parting: Parting, sides: Sides)
             return base.with_more(
                 fault="skipped" if skipped.holds_both else "batches",
                 certain=False,
-                finding=f"{differ}: {skipped_words(block, skipped, sides.odd, sides.other)}",
+                finding=f"{differ}: {skipped_words(block, skipped, sides.odd, sides.other)}"
+                + source_words(skipped.loop),
                 advice=f"{EVEN_ROUNDS}\n{SKIP_TOGETHER}",
             )
     if block.kind == "loop" and (handler := tries_again(block, stack_of(inside))) is not None:

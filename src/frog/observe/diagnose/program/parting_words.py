@@ -193,9 +193,14 @@ def skipped_words(inner: Block, skipped: SkippedRound, left: int, stayed: int) -
             f"rank {left} left out this call in a round of the loop {loop}, by {ways}; or it did not enter the loop "
             f"{inner}"
         )
+    if ways:
+        return (
+            f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round: the number of rounds "
+            f"differs between the ranks; or it left out this call in a round of it, by {ways}"
+        )
     return (
-        f"rank {left} has left the loop {loop}, in which rank {stayed} begins one more round; or it left out this call "
-        f"in a round of it, by {ways}"
+        f"rank {left} has left the loops {loop} and {inner}, in which rank {stayed} continues: the number of rounds of "
+        "one of them differs between the ranks"
     )
 
 

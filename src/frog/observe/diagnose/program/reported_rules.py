@@ -181,7 +181,7 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
         words = again_words(parting.block, handler, outside, inside)
     elif not parting.was_common and (skipped := skipped_round(stacks[inside], stacks[outside], parting.block)):
         fault, rank, advice = "skipped" if skipped.holds_both else "batches", outside, SKIP_TOGETHER
-        words = skipped_words(parting.block, skipped, outside, inside)
+        words = skipped_words(parting.block, skipped, outside, inside) + source_words(skipped.loop)
     elif parting.block.kind == "loop":
         words = leaves_loop(parting, outside, inside, stacks[inside], stacks[outside])
         fault, rank, advice = "batches", outside, EVEN_ROUNDS
