@@ -10,7 +10,7 @@ from test_where_lines_part import MISMATCH, Way, found_in, of_script
 
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.evidence import RankEvidence
+from frog.observe.diagnose.program.evidence import Call, Group, RankEvidence
 from frog.observe.diagnose.program.program_diagnosis import diagnose_program
 
 HOOK = """\
@@ -373,3 +373,32 @@ def test_item_that_a_rank_left_out_of_a_loop_is_traced_to_its_test(tmp_path: Pat
     assert (found.fault, found.rank, found.certain) == ("skipped", 1, False)
     assert "rank 1 left out all_reduce of 2 float, which followed each time before" in found.finding
     assert words in found.finding
+
+
+BUS = """\
+def register(routes):
+    for source, targets in mine(routes) + others(routes):
+        groups[source] = dist.new_group([source, *targets])
+def transfer(tensor, source):
+    dist.broadcast(tensor, src=source, group=groups[source])
+transfer(weights, 0)
+transfer(samples, 1)
+"""
+
+
+def test_groups_of_the_same_ranks_in_another_order_are_named(tmp_path: Path) -> None:
+    first, second = (Group((0, 1, 2), name) for name in ("1", "2"))
+    script = tmp_path / "train.py"
+    script.write_text(BUS)
+
+    def call(group: Group, size: int, *, done: bool) -> Call:
+        line = CodeLine(file=str(script), line=5, function="transfer")
+        return Call(group, 1, "broadcast", done, ((size,),), ("Float",), created_ns=size, line=line, callers=(line,))
+
+    made = [[call(first, 11, done=False)], [call(second, 11, done=False)]]
+    made.append([call(first, 11, done=True), call(second, 5, done=False)])
+    ranks = [RankEvidence(number, calls=calls, has_calls=True, sources=["a"]) for number, calls in enumerate(made)]
+    found = diagnose_program(evidence(*ranks))
+    assert (found.fault, found.rank, found.certain) == ("groups", 1, False)
+    assert "they probably created these groups in another order" in found.finding
+    assert "the program calls new_group at train.py:3" in found.finding

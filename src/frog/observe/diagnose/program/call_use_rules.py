@@ -5,6 +5,8 @@ The source tells, by code_uses.py.
 
 from __future__ import annotations
 
+import re
+
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.code_blocks import text_of
 from frog.observe.diagnose.program.code_partings import stack_of
@@ -12,7 +14,8 @@ from frog.observe.diagnose.program.code_uses import differing_callees, repeats_i
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.condition_sources import callee_sources
 from frog.observe.diagnose.program.evidence import Evidence, place, same_line
-from frog.observe.diagnose.program.mismatch_sides import Sides, base_of_mismatch, last_common, they_differ
+from frog.observe.diagnose.program.library_partings import lines_with, user_files
+from frog.observe.diagnose.program.mismatch_sides import Sides, base_of_mismatch, is_same, last_common, they_differ
 from frog.observe.diagnose.program.parting_words import AGREE_FIRST, EVEN_ROUNDS
 
 _MOST_LINE = 90
@@ -77,3 +80,34 @@ def dispatched(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis
         f"{odd} on rank {sides.odd} and {other} on rank {sides.other}{callee_sources(line)}",
         advice=AGREE_FIRST,
     )
+
+
+_NEW_GROUP = re.compile(r"\bnew_group\(")
+
+
+def of_swapped_groups(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis | None:
+    """Find a rank that made, in this group, the call that the others made in another group of the same ranks.
+
+    Groups get their names in the order in which a rank creates them: that order differs.
+    """
+    mine, others = (evidence.ranks[number].by_group() for number in (sides.odd, sides.other))
+    for group, calls in others.items():
+        if group.members != found.group.members or group == found.group:
+            continue
+        there = next((call for call in calls if call.seq == found.seq), None)
+        own = next((call for call in mine.get(group, []) if call.seq == found.seq), None)
+        if there is None or there.line is None or is_same(there, sides.other_call):
+            continue
+        if is_same(there, sides.odd_call) and (own is None or is_same(own, sides.other_call)):
+            lines = lines_with(user_files(evidence), _NEW_GROUP)
+            where = "; the program calls new_group at " + " and ".join(map(place, lines[:3])) if lines else ""
+            return base_of_mismatch(evidence, found, sides).with_more(
+                fault="groups",
+                certain=False,
+                finding=f"{they_differ(evidence, found, sides)}: rank {sides.other} made the call of rank {sides.odd} "
+                f"in {group.label(evidence.world)}, another group of the same ranks: they probably created these "
+                f"groups in another order{where}",
+                advice="all ranks must call new_group in the same order, also for groups of the same ranks: go through "
+                "the groups of all ranks in a sorted order, not through a rank's own first",
+            )
+    return None

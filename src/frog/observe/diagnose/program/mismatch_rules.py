@@ -7,7 +7,12 @@ from collections import Counter
 
 from frog.observe.diagnose.diagnosis import Diagnosis
 from frog.observe.diagnose.program.call_origins import origin_of
-from frog.observe.diagnose.program.call_use_rules import dispatched, met_another_way, repeated_in_a_line
+from frog.observe.diagnose.program.call_use_rules import (
+    dispatched,
+    met_another_way,
+    of_swapped_groups,
+    repeated_in_a_line,
+)
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     in_one_loop,
@@ -109,6 +114,7 @@ def mismatch(evidence: Evidence, found: Difference) -> Diagnosis:
     for rule in (
         _led_by_error,
         _of_other_origin,
+        of_swapped_groups,
         _order,
         _guarded,
         _guarded_others,
