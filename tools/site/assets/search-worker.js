@@ -1,7 +1,8 @@
 // The site's search, in a worker in place of the generator's: BM25F over the sections of all pages, with the words of
 // search_words.toml, which the build writes above as WORDS. The best paragraph of a section counts twice, and is shown.
 (() => {
-  const K = 4, SIZE = 10, PASSAGE = 60, CANDIDATES = 80, BEST = 0.5, COVER = 0.9, TITLE = 1, PHRASE = 1, TERM = 0.85, LEAST = 0.2
+  const K = 4, SIZE = 10, PASSAGE = 60, CANDIDATES = 80, BEST = 0.5, COVER = 0.6, TITLE = 1, PHRASE = 1, TERM = 0.85, LEAST = 0.2
+  const NAMED = 0.3, CHAIN = 0.4, MESSAGE = 1.5
   const FIELDS = {  // weight of a word in a field, and how much a long field weakens it
     title: {weight: 5, length: 0.5},
     asks: {weight: 4, length: 0.1},
@@ -42,7 +43,10 @@
     const joined = []
     for (let at = 0; at + 1 < found.length; at++) {
       const term = compounds.get(`${found[at].term} ${found[at + 1].term}`)
-      if (term) joined.push({term, start: found[at].start, end: found[at + 1].end})
+      if (term) {
+        joined.push({term, start: found[at].start, end: found[at + 1].end})
+        found[at].part = found[at + 1].part = true
+      }
     }
     return joined.length ? found.concat(joined).sort((one, other) => one.start - other.start) : found
   }
@@ -76,7 +80,7 @@
   let items = [], average = {}, postings = new Map(), terms = [], rarities = new Map(), numShown = 0
 
   const build = index => {
-    items = index.items.map(item => ({...item, names: namesOf(item), phrases: (item.asks ?? '').split(',').map(content).filter(words => words.length > 1)}))
+    items = index.items.map(item => ({...item, names: namesOf(item), messages: messagesOf(item), phrases: (item.asks ?? '').split(',').map(content).filter(words => words.length > 1)}))
     postings = new Map()
     for (const name of names) average[name] = 0
     const lengths = items.map((item, id) => {
@@ -179,7 +183,7 @@
 
   const rank = input => {
     const groups = understand(input)
-    const total = groups.reduce((sum, group) => sum + group.weight * group.rarity, 0)
+    const total = groups.reduce((sum, group) => sum + group.weight * group.rarity, 0) || 1
     const scores = new Map(), covered = new Map()
     for (const {options, weight, rarity: rare} of groups) {
       const best = new Map()
@@ -192,11 +196,27 @@
         covered.set(id, (covered.get(id) ?? 0) + weight * rare)
       }
     }
+    const quoted = quotedIn(input, total)
+    for (const [id, share] of quoted) {
+      scores.set(id, (scores.get(id) ?? 0) + MESSAGE * share * total)
+      covered.set(id, Math.max(covered.get(id) ?? 0, share * total))
+    }
     const compares = /\b(differen\w+|versus|vs)\b/i.test(input)  // each word's definition answers
-    const defines = DEFINES.test(input), term = defines || (groups.length < 3 && !ASKS_HOW.test(input)), worth = new Map(groups.map(group => [group.term, group.rarity]))
+    const defines = DEFINES.test(input), term = defines || (!quoted.size && groups.length < 3 && !ASKS_HOW.test(input)), worth = new Map(groups.map(group => [group.term, group.rarity]))
     const query = groups.filter(group => group.asked).map(group => group.term).join(' '), isName = /_|[a-z][A-Z]/.test(input)  // a name from the code
     const spoken = wordsOf(input), said = new Set(spoken.map(word => word.term))
     const inOrder = name => name.every((word, at) => !at || !said.has(name[at - 1]) || !said.has(word) || follows(spoken, name[at - 1], word))
+    // Two and three words of the question that stand next to each other, small words too: "the day before".
+    const chains = new Map(), whole = spoken.filter(word => !word.part)
+    for (const length of [2, 3]) eachChain(whole, length, (chain, words) => {
+      if (words.every(({start, end}) => stop.has(input.slice(start, end).toLowerCase()))) return
+      chains.set(chain, Math.max(...words.map(({term}) => rarity(term))))
+    })
+    const chained = text => {
+      const met = new Set(), words = wordsOf(text).filter(word => !word.part)
+      for (const length of [2, 3]) eachChain(words, length, chain => chains.has(chain) && met.add(chain))
+      return [...met].reduce((sum, chain) => sum + chains.get(chain), 0)
+    }
     // How much of a question one of the phrases is with which readers ask for a section, and how much of the phrase is asked.
     const shareOf = new Map(), groupOf = new Map()
     groups.forEach(({options}, at) => options.forEach((share, word) => {
@@ -217,7 +237,7 @@
     }
     const found = [...scores].map(([id, score]) => {
       const item = items[id]
-      const shares = item.names.map(name => name.join(' ') === query ? (item.defines ? 4 : isName || item.tier < 2 ? 2 : 0)
+      const shares = quoted.size && item.defines ? [] : item.names.map(name => name.join(' ') === query ? (item.defines ? 4 : isName || item.tier < 2 ? 2 : 0)
         : name.length && name.every(word => worth.has(word)) && (!item.defines || inOrder(name)) ? name.reduce((sum, word) => sum + worth.get(word), 0) / total : 0)
       const named = Math.max(...shares, 0) * (item.defines && term ? compares ? 4 : 2 : 1)
       const prior = PRIOR[item.tier] * (item.defines && !defines && groups.length > 2 ? TERM : 1)
@@ -225,32 +245,71 @@
     })
     found.sort((one, other) => other.score - one.score)
     const first = found.slice(0, CANDIDATES).map(({id, score}) => {
-      const passage = bestPassage(items[id].text, groups)
-      return {id, passage, score: score * (1 + BEST * passage.score / (total || 1))}
+      const {title, text} = items[id], passage = bestPassage(text, groups)
+      const named = compares ? 0 : NAMED * weightOf(wordsOf(title), groups) + CHAIN * (chained(title) + chained(text))
+      return {id, passage, score: score * (1 + (BEST * passage.score + named) / total)}
     })
     first.sort((one, other) => other.score - one.score)
     return {groups, found: first.filter(({score}, at) => at < 3 * SIZE || score > LEAST * first[0].score)}
   }
   // A text's words without those of questions, and a title's names: "rank" of "rank, worker (of a world)".
-  const contentOf = text => {
-    const words = wordsOf(text).filter(({start, end}) => !stop.has(text.slice(start, end).toLowerCase()))
-    return words.filter(word => !words.some(other => other !== word && other.start <= word.start && word.end <= other.end
-      && other.end - other.start > word.end - word.start))
+  const contentOf = text => wordsOf(text).filter(({start, end, part}) => !part && !stop.has(text.slice(start, end).toLowerCase()))
+
+  // Messages that `frog diagnose` knows, as the page of known errors and the titles of troubleshooting have them. Each is a
+  // list of pieces, between which anything may stand.
+  const messagesOf = ({location, title, text}) => {
+    const known = location.includes('known-errors') ? text.matchAll(/<li><code>(.*?)<\/code><\/li>/g)
+      : location.includes('troubleshooting') ? title.matchAll(/<code>(.*?)<\/code>/g) : []
+    const plain = text => text.replace(/&lt;/g, '<').replace(/&gt;/g, '>').replace(/&amp;/g, '&')
+    return [...known].map(part => plain(part[1]).split('…').map(piece => piece.trim()).filter(piece => piece))
+  }
+  const quotes = (input, message) => {  // a single word with its case: "Killed" of a log, not "killed" of a question
+    const fold = message.join(' ').includes(' ') ? text => text.toLowerCase() : text => text
+    let at = 0
+    return message.length > 0 && message.every(piece => {
+      const from = fold(input).indexOf(fold(piece), at)
+      at = from + piece.length
+      return from >= 0
+    })
+  }
+  const quotedIn = (input, total) => {  // how much of a question is a message, by section
+    const shares = new Map()
+    for (const [id, {messages}] of items.entries()) {
+      for (const message of messages.filter(message => quotes(input, message))) {
+        const worth = [...new Set(content(message.join(' ')))].reduce((sum, word) => sum + rarity(word), 0)
+        shares.set(id, Math.max(Math.min(1, worth / total), shares.get(id) ?? 0))
+      }
+    }
+    return shares
+  }
+
+  // Each run of neighbouring words of a length, as text.
+  const eachChain = (words, length, use) => {
+    for (let at = 0; at + length <= words.length; at++) {
+      const part = words.slice(at, at + length)
+      use(part.map(({term}) => term).join(' '), part)
+    }
   }
   const content = text => contentOf(text).map(word => word.term)
   const namesOf = ({title, defines}) => (defines ? title.split(/[,()]/) : [title]).map(content)
+
+  // How much of a question words contain, in the weight of its words.
+  const weightOf = (words, groups) => {
+    const inside = new Set(words.map(word => word.term))
+    let sum = 0
+    for (const {options, weight, rarity: rare} of groups) {
+      let part = 0
+      for (const [word, share] of options) if (inside.has(word)) part = Math.max(part, share)
+      sum += part * weight * rare
+    }
+    return sum
+  }
 
   const bestPassage = (text, groups) => {
     const words = wordsOf(text)
     const best = {score: 0, from: 0, to: text.length}
     for (const [from, to] of passagesOf(text, words)) {
-      let score = 0
-      const inside = new Set(words.slice(from, to).map(word => word.term))
-      for (const {options, weight, rarity: rare} of groups) {
-        let part = 0
-        for (const [word, share] of options) if (inside.has(word)) part = Math.max(part, share)
-        score += part * weight * rare
-      }
+      let score = weightOf(words.slice(from, to), groups)
       for (let at = 0; at + 1 < groups.length; at++) {
         if (follows(words.slice(from, to), groups[at].term, groups[at + 1].term)) score += 0.2 * (groups[at].rarity + groups[at + 1].rarity)
       }
