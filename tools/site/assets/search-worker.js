@@ -212,9 +212,9 @@
       if (words.every(({start, end}) => stop.has(input.slice(start, end).toLowerCase()))) return
       chains.set(chain, Math.max(...words.map(({term}) => rarity(term))))
     })
-    const chained = text => {
-      const met = new Set(), words = wordsOf(text).filter(word => !word.part)
-      for (const length of [2, 3]) eachChain(words, length, chain => chains.has(chain) && met.add(chain))
+    const chained = words => {
+      const met = new Set(), whole = words.filter(word => !word.part)
+      for (const length of [2, 3]) eachChain(whole, length, chain => chains.has(chain) && met.add(chain))
       return [...met].reduce((sum, chain) => sum + chains.get(chain), 0)
     }
     // How much of a question one of the phrases is with which readers ask for a section, and how much of the phrase is asked.
@@ -245,8 +245,8 @@
     })
     found.sort((one, other) => other.score - one.score)
     const first = found.slice(0, CANDIDATES).map(({id, score}) => {
-      const {title, text} = items[id], passage = bestPassage(text, groups)
-      const named = compares ? 0 : NAMED * weightOf(wordsOf(title), groups) + CHAIN * (chained(title) + chained(text))
+      const passage = bestPassage(items[id], groups), title = wordsOf(items[id].title)
+      const named = compares ? 0 : NAMED * weightOf(title, groups) + CHAIN * (chained(title) + chained(textWords(items[id])))
       return {id, passage, score: score * (1 + (BEST * passage.score + named) / total)}
     })
     first.sort((one, other) => other.score - one.score)
@@ -305,8 +305,10 @@
     return sum
   }
 
-  const bestPassage = (text, groups) => {
-    const words = wordsOf(text)
+  const textWords = item => item.words ??= wordsOf(item.text)  // found at its first use, then kept
+
+  const bestPassage = (item, groups) => {
+    const {text} = item, words = textWords(item)
     const best = {score: 0, from: 0, to: text.length}
     for (const [from, to] of passagesOf(text, words)) {
       let score = weightOf(words.slice(from, to), groups)
