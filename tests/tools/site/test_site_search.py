@@ -36,7 +36,6 @@ FIRST = {
     "frog learn check": "reference/commands.html#frog-learn-check",
     "externally-managed-environment": "docs/observe/known-errors.html#externally-managed-environment",
     "sbatch: error: QOSMaxSubmitJobPerUserLimit": "docs/observe/known-errors.html#slurm-limit",
-    "size of tensor a (5) must match the size of tensor b (3)": "docs/observe/known-errors.html#tensor-sizes-differ",
     "ImportError: libcudart.so.12: cannot open shared object file": "docs/observe/known-errors.html#library-conflict",
 }
 """A name or a message of an error, and the section that has it."""

@@ -246,7 +246,7 @@
     found.sort((one, other) => other.score - one.score)
     const first = found.slice(0, CANDIDATES).map(({id, score}) => {
       const passage = bestPassage(items[id], groups), title = wordsOf(items[id].title)
-      const named = compares ? 0 : NAMED * weightOf(title, groups) + CHAIN * (chained(title) + chained(textWords(items[id])))
+      const named = compares || spoken.length < 2 ? 0 : NAMED * weightOf(title, groups) + CHAIN * (chained(title) + chained(textWords(items[id])))
       return {id, passage, score: score * (1 + (BEST * passage.score + named) / total)}
     })
     first.sort((one, other) => other.score - one.score)
