@@ -223,8 +223,10 @@ def test_a_module_that_names_no_vendor_runs_with_the_kernels_of_flash_attn(
 
 def test_options_of_flash_attn_that_choose_other_kernels_are_refused() -> None:
     flash_attn_func(*torch.ones(3, 1, 2, 1, 4), causal=True, softcap=0.0)
-    with pytest.raises(CannotFake, match=r"softcap=\.\.\."):
-        flash_attn_func(*torch.ones(3, 1, 2, 1, 4), softcap=30.0)
+    flash_attn_func(*torch.ones(3, 1, 2, 1, 4), window_size=(-1, -1))
+    for name, value in (("softcap", 30.0), ("window_size", (128, 0))):
+        with pytest.raises(CannotFake, match=rf"{name}=\.\.\."):
+            flash_attn_func(*torch.ones(3, 1, 2, 1, 4), **{name: value})
 
 
 @pytest.mark.slow

@@ -107,8 +107,8 @@ def rms_norm_fn(x: Any, weight: Any, bias: Any = None, **kwargs: Any) -> Any:
     return layer_norm_fn(x, weight, bias, is_rms_norm=True, **kwargs)
 
 
-_UNUSUAL = ("softcap", "alibi_slopes", "return_attn_probs", "cu_seqlens", "x1", "weight1", "bias1", "dropout_p",
-            "rowscale", "return_dropout_mask")  # fmt: skip
+_UNUSUAL = ("window_size", "seqlen_offsets", "softcap", "alibi_slopes", "return_attn_probs", "cu_seqlens", "x1",
+            "weight1", "bias1", "dropout_p", "rowscale", "return_dropout_mask")  # fmt: skip
 
 
 def _refuse(function: str, options: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ def _refuse(function: str, options: dict[str, Any]) -> None:
     Raises:  CannotFake.
     """
     for name in _UNUSUAL:
-        if options.get(name) not in (None, 0, 0.0, False):
+        if options.get(name) not in (None, 0, 0.0, False, (-1, -1)):
             raise CannotFake(f"{user_line()}: {function}({name}=...) of flash_attn cannot be planned")
 
 
