@@ -251,7 +251,7 @@ def _function(snapshot: Snapshot) -> tuple[str, str] | None:
 def _computed(before: Snapshot, after: Snapshot, passed_s: float, polls: bool) -> bool:
     """True if a rank used a core between two moments, or would have if the machine were not busy.
 
-    What a main thread that polls uses to look, or waits for a core to do so, is no work.
+    What a main thread that polls uses to look, or waits for a core to do so, is not work.
     """
     cpu_s = _cpu_s(before, after)
     if polls:

@@ -118,6 +118,6 @@ def _world_of(args: argparse.Namespace) -> tuple[Cluster, int]:
     nodes, rest = divmod(args.gpus, cluster.gpus_per_node)
     if rest:
         raise UsageError(
-            f"--gpus {args.gpus}: not whole nodes: {args.cluster} has {cluster.gpus_per_node} GPUs in each"
+            f"--gpus {args.gpus}: does not fill its last node: {args.cluster} has {cluster.gpus_per_node} GPUs in each"
         )
     return cluster, nodes

@@ -26,7 +26,7 @@ _AFTER_CANCEL = ("host-out-of-memory", "loader-worker-killed", "killed", "out-of
 _DEATHS = ("killed", "ray-worker-died", "bus-error", "segmentation-fault", "floating-point-exception")
 """Ids of symptoms that a process ended by itself, which explain that others lost the connection to it."""
 _CRASHES = ("bus-error", "segmentation-fault", "floating-point-exception", "illegal-instruction")
-"""Ids of symptoms that nobody outside of a process causes."""
+"""Ids of symptoms that a process causes itself."""
 _ONLY_ENDED = ("dataloader-worker-died", "dataloader-worker-lost", "helper-process-gone", "ray-worker-died")
 """Ids of symptoms that only say that a process ended."""
 _NAMED = re.compile(r"^(?:[a-z_]\w{0,60}\.){0,8}(?P<type>[A-Z]\w{1,80}(?:Error|Exception)): ")

@@ -75,7 +75,7 @@ def meaning_of(exception: str, message: str, code: str = "") -> Meaning | None:
     """
     message = message[:_MOST_TEXT].strip()
     if exception == "KeyError" and len(message.split()) > _MOST_WORDS_OF_A_KEY:
-        exception = ""  # a sentence explains what is wrong; it is no key
+        exception = ""  # a sentence explains what is wrong; it is not a key
     for kind in kinds():
         if kind.exceptions and not exception.endswith(kind.exceptions):
             continue

@@ -16,7 +16,7 @@ from frog.observe.diagnose.program.condition_sources import callee_sources
 from frog.observe.diagnose.program.evidence import Evidence, place, same_line
 from frog.observe.diagnose.program.library_partings import lines_with, user_files
 from frog.observe.diagnose.program.mismatch_sides import Sides, base_of_mismatch, is_same, last_common, they_differ
-from frog.observe.diagnose.program.parting_words import AGREE_FIRST, EVEN_ROUNDS
+from frog.observe.diagnose.program.parting_words import AGREE_FIRST, EVEN_ROUNDS, OUT_OF_BRANCH
 
 _MOST_LINE = 90
 
@@ -47,7 +47,7 @@ def met_another_way(evidence: Evidence, found: Difference, sides: Sides) -> Diag
         certain=False,
         finding=f"{they_differ(evidence, found, sides)}: the {odd.op} before that came from other lines, rank "
         f"{sides.odd}'s from {place(mine_at)} and rank {sides.other}'s from {place(others_at)}: {cause}",
-        advice="move the collective out of the branch: every rank of its group must call it",
+        advice=OUT_OF_BRANCH,
     )
 
 

@@ -20,7 +20,7 @@ from frog.observe.diagnose.program.code_partings import (
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
-from frog.observe.diagnose.program.parting_words import EVEN_BATCHES, EVEN_ROUNDS, passes_alone
+from frog.observe.diagnose.program.parting_words import EVEN_BATCHES, EVEN_ROUNDS, OUT_OF_BRANCH, passes_alone
 from frog.observe.diagnose.program.rank_reports import after_error, describe_call, survived_error
 from frog.observe.diagnose.program.wait_reports import base_of_wait, is_finished, user_stack, who_waits
 
@@ -132,8 +132,7 @@ def _past_a_branch(evidence: Evidence, found: Difference, over: list[int]) -> Di
         certain=False,
         finding=f"{who_waits(evidence, found)}, which {span(over)} did not call before the end of the program: only "
         f"{span(callers)} passed {branch}, or the others ended before it",
-        advice="move the collective out of the branch: every rank of its group must call it\n"
-        "look for a return, break or sys.exit(0) that only some ranks reach",
+        advice=f"{OUT_OF_BRANCH}\nlook for a return, break or sys.exit(0) that only some ranks reach",
     )
 
 
@@ -189,7 +188,7 @@ def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) ->
         finding=f"{span(sorted(found.calls))} called {found.call.op} at {place(found.call.line)} {len(extra)} times "
         f"through {place(lines[0])}, where {span(over)} never came{words}. These calls met later ones of the others, "
         f"which ended; {who_waits(evidence, found)}",
-        advice="move the collective out of the branch: every rank of its group must call it",
+        advice=OUT_OF_BRANCH,
     )
 
 

@@ -51,6 +51,7 @@ from frog.observe.diagnose.program.parting_words import (
     AGREE_FIRST,
     EVEN_BATCHES,
     EVEN_ROUNDS,
+    OUT_OF_BRANCH,
     SKIP_TOGETHER,
     again_words,
     has_passed,
@@ -205,7 +206,7 @@ def _guarded(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis |
         fault="branch",
         certain=branch.is_proof,
         finding=f"{they_differ(evidence, found, sides)}: only some ranks pass {branch}",
-        advice="move the collective out of the branch: every rank of its group must call it",
+        advice=OUT_OF_BRANCH,
     )
 
 

@@ -45,6 +45,7 @@ AGREE_FIRST = (
     "let all ranks take the same branch: decide on one rank and broadcast the decision, or all-reduce a flag; a file, "
     "a clock, a batch or a random number may differ between ranks"
 )
+OUT_OF_BRANCH = "move the collective out of the branch: every rank of its group must call it"
 SKIP_TOGETHER = (
     "a `continue`, a caught exception or a condition that only one rank meets must not skip a collective: "
     "let all ranks agree first, for example by an all-reduce of a flag"

@@ -33,6 +33,7 @@ from frog.observe.diagnose.program.evidence import Call, Evidence, Group, RankEv
 from frog.observe.diagnose.program.parting_words import (
     AGREE_FIRST,
     EVEN_ROUNDS,
+    OUT_OF_BRANCH,
     SKIP_TOGETHER,
     again_words,
     begins_anew,
@@ -227,7 +228,7 @@ def _used_by_one(evidence: Evidence, met: _Meeting) -> Diagnosis | None:
         peer_line=lines[met.other + met.receiver - number] or None,
         finding=f"rank {met.receiver} received a message of another size than its collective{at_place(met.line)} "
         f"expects; rank {met.other} called {describe_call(evidence, met.call)}: only some ranks pass {guard}",
-        advice="move the collective out of the branch: every rank of its group must call it",
+        advice=OUT_OF_BRANCH,
     )
 
 

@@ -13,6 +13,7 @@ from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence,
 from frog.observe.diagnose.program.group_order_rules import other_group
 from frog.observe.diagnose.program.loop_end_rules import finished_rank
 from frog.observe.diagnose.program.outside_rules import blocked_rank, busy_rank, lock_holder, stopped_rank
+from frog.observe.diagnose.program.parting_words import OUT_OF_BRANCH
 from frog.observe.diagnose.program.peer_errors import saw_a_peer_end, timed_out
 from frog.observe.diagnose.program.rank_reports import describe_call, report_ranks, they_wait
 from frog.observe.diagnose.program.root_rules import ADVICE, differing_roots
@@ -74,8 +75,7 @@ def _guarded(evidence: Evidence, found: Difference) -> Diagnosis | None:
         certain=certain,
         finding=f"{who_waits(evidence, found)}, which {span(absent_ranks)} never "
         f"{'calls' if len(absent_ranks) == 1 else 'call'}: only some ranks pass {passed}",
-        advice="move the collective out of the branch: every rank of its group must call it\n"
-        "work for one rank alone belongs inside the branch, the barrier after it",
+        advice=f"{OUT_OF_BRANCH}\nwork for one rank alone belongs inside the branch, the barrier after it",
     )
 
 
