@@ -68,6 +68,7 @@ def test_plan_is_near_what_the_gpu_benchmark_measured() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.benchmark_cases
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("script", PROGRAMS)
 def test_benchmark_runs_in_miniature(script: str) -> None:

@@ -55,16 +55,15 @@ def described(project: Project, selection: Selection) -> Iterator[str]:
     missed = Counter(test.rpartition("/")[0] for test in project.tests if test not in selection.files)
     for folder, count in sorted(missed.items()):
         yield f"not reached: {folder}, {count} of {totals[folder]} files"
-    for what, names in (("exercises", [*project.exercises]), ("pages", project.pages)):
-        if left := [name for name in names if name not in selection.cases]:
-            yield f"not reached: {len(left)} of {len(names)} {what}"
+    kinds = {"exercises": [*project.exercises], "pages": project.pages, "benchmarks": [*project.benchmarks]}
+    numbers = {what: sum(name in selection.cases for name in names) for what, names in kinds.items()}
+    for what, names in kinds.items():
+        if numbers[what] < len(names):
+            yield f"not reached: {len(names) - numbers[what]} of {len(names)} {what}"
     if selection.drawn:
         yield f"also, as this commit's tenth of what is not reached: {', '.join(selection.drawn)}"
-    num_exercises = sum(name in project.exercises for name in selection.cases)
-    yield (
-        f"reached: {len(selection.files)} of {len(project.tests)} test files, {num_exercises} of "
-        f"{len(project.exercises)} exercises, {len(selection.cases) - num_exercises} of {len(project.pages)} pages"
-    )
+    counts = [f"{numbers[what]} of {len(names)} {what}" for what, names in kinds.items()]
+    yield f"reached: {len(selection.files)} of {len(project.tests)} test files, {', '.join(counts)}"
 
 
 if __name__ == "__main__":

@@ -23,8 +23,10 @@ from tools.affected.graph import ALL, Graph, build_graph, closure, typed_command
 WARM = "tests/warm_frog/"
 CHOOSERS = ("tools/affected/", "tools/ci/")
 """The tools that choose and run tests: they name folders and start none of their programs."""
-EXERCISE_CASES, PAGE_CASES = "exercise_cases", "page_cases"
-"""Marks of tests whose cases are exercises or pages: each case is chosen for itself."""
+EXERCISE_CASES, PAGE_CASES, BENCHMARK_CASES = "exercise_cases", "page_cases", "benchmark_cases"
+CASES = (EXERCISE_CASES, PAGE_CASES, BENCHMARK_CASES)
+"""Marks of tests whose cases are exercises, pages or benchmarks: each case is chosen for itself."""
+BENCHMARKS_TABLE = "benchmarks/run.py"
 PROGRAMS = ("scripts", "benchmarks", "notebooks", "tools")
 _CONSOLE = re.compile(r"^```(?:console|sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -48,8 +50,15 @@ class Project:
     """Each exercise's node by its id, `lab2/01_average_gradients`."""
     pages: list[str] = field(default_factory=list)
     """Pages with commands that a test runs."""
+    benchmarks: dict[str, str] = field(default_factory=dict)
+    """Each program's node by its name, `planner.py`."""
     names: Counter[str] = field(default_factory=Counter)
     """How many files have a name: `README.md` is in many folders."""
+
+    @property
+    def cases(self) -> dict[str, str]:
+        """The nodes of all exercises, pages and benchmarks, by the ids of their cases."""
+        return {**self.exercises, **{page: page for page in self.pages}, **self.benchmarks}
 
 
 def read_project(root: Path, cache: Path | None = None) -> Project:
@@ -76,6 +85,7 @@ def read_project(root: Path, cache: Path | None = None) -> Project:
     _add_programs(project)
     _add_exercises(project)
     _add_pages(project)
+    _add_benchmarks(project)
     return project
 
 
@@ -374,6 +384,22 @@ def _add_pages(project: Project) -> None:
     for path in sorted((root / "config").rglob("*")):  # a run file names its model, a job file the run file
         if path.suffix in (".toml", ".json", ".sbatch", ".sh", ".yaml"):
             _add_named_files(project, path.relative_to(root).as_posix(), path.read_text())
+
+
+def _add_benchmarks(project: Project) -> None:
+    """Add a node per program in `benchmarks`, and the edges to the commands that may be a part's words.
+
+    The test that runs all of them, and the table of them, are not uses of each.
+    """
+    graph = project.graph
+    for path in sorted(path for path in graph.files if path.startswith("benchmarks/")):
+        parts, name = graph.facts[path].parts, path.removeprefix("benchmarks/")
+        for part, facts in parts.items():
+            commands = typed_commands(facts, graph.commands)
+            graph.uses[f"{path}:{part}"] |= {f"command:{command}" for command in commands}
+        if "/" not in name and path != BENCHMARKS_TABLE and "main" in parts:
+            project.benchmarks[name] = f"benchmark:{name}"
+            graph.uses[f"benchmark:{name}"].add(f"{path}:{ALL}")
 
 
 def _add_named_files(project: Project, node: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Which tests, exercises and pages a list of changed files reaches, and why."""
+"""Which tests, exercises, pages and benchmarks a list of changed files reaches, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pathlib import PurePosixPath
 
 from tools.affected.facts import Part
 from tools.affected.graph import ALL
-from tools.affected.project import CHOOSERS, EXERCISE_CASES, PAGE_CASES, WARM, Project
+from tools.affected.project import (
+    BENCHMARK_CASES,
+    BENCHMARKS_TABLE,
+    CHOOSERS,
+    EXERCISE_CASES,
+    PAGE_CASES,
+    WARM,
+    Project,
+)
 
 EVERYTHING = (
     "src/frog/core/",
@@ -28,11 +36,11 @@ _SHARE = 10
 
 @dataclass
 class Selection:
-    """Test files, and cases of tests by exercise or page, each with the reason."""
+    """Test files, and cases of tests by exercise, page or benchmark, each with the reason."""
 
     files: dict[str, str] = field(default_factory=dict)
     cases: dict[str, str] = field(default_factory=dict)
-    """By the ids of the cases: `lab2/01_average_gradients`, `docs/plan/plan.md`."""
+    """By the ids of the cases: `lab2/01_average_gradients`, `docs/plan/plan.md`, `planner.py`."""
     everything: str | None = None
     """Why every test runs, or None."""
     drawn: list[str] = field(default_factory=list)
@@ -56,7 +64,7 @@ def reached(project: Project, changed: Iterable[str]) -> Selection:
     for test in project.tests:
         if f"{test}:{ALL}" in users:
             found.files[test] = _why(f"{test}:{ALL}", users, starts)
-    for case, node in (*project.exercises.items(), *((page, page) for page in project.pages)):
+    for case, node in project.cases.items():
         if node in users:
             found.cases[case] = _why(node, users, starts)
     return found
@@ -64,13 +72,12 @@ def reached(project: Project, changed: Iterable[str]) -> Selection:
 
 def everything(project: Project, why: str) -> Selection:
     """Return a selection of all tests."""
-    cases = dict.fromkeys([*project.exercises, *project.pages], why)
-    return Selection(dict.fromkeys(project.tests, why), cases, everything=why)
+    return Selection(dict.fromkeys(project.tests, why), dict.fromkeys(project.cases, why), everything=why)
 
 
 def draw_tenth(project: Project, selection: Selection, commit: str) -> None:
     """Add a tenth of what is not reached, which differs from commit to commit."""
-    for name in (*project.tests, *project.exercises, *project.pages):
+    for name in (*project.tests, *project.cases):
         number = int(hashlib.sha256(f"{commit} {name}".encode()).hexdigest(), 16)
         if name not in selection.files and name not in selection.cases and number % _SHARE == 0:
             selection.drawn.append(name)
@@ -101,6 +108,8 @@ def _nodes_of(project: Project, path: str) -> set[str]:
     graph = project.graph
     if module := project.module_of.get(path):
         nodes = graph.nodes_of(module)
+        if path == BENCHMARKS_TABLE or BENCHMARK_CASES in graph.facts[module].whole.attributes:
+            nodes |= set(project.benchmarks.values())
         exercise = "/".join(path.split("/")[:3])
         if exercise in project.exercises.values():
             nodes.add(exercise)

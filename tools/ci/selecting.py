@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools.affected.project import EXERCISE_CASES, PAGE_CASES
+from tools.affected.project import CASES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +32,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     file = collection_path.relative_to(config.rootpath).as_posix()
     text = collection_path.read_text()
-    has_cases = EXERCISE_CASES in text or PAGE_CASES in text
+    has_cases = any(mark in text for mark in CASES)
     return None if has_cases or file in selection["files"] or file in selection["drawn"] else True
 
 
@@ -53,7 +53,7 @@ def _is_selected(item: pytest.Item, selection: dict[str, Any]) -> bool:
     if selection["all_fast"] and not (item.get_closest_marker("slow") or item.get_closest_marker("alone")):
         return True
     file, _, name = item.nodeid.partition("::")
-    if item.get_closest_marker(EXERCISE_CASES) or item.get_closest_marker(PAGE_CASES):
+    if any(item.get_closest_marker(mark) for mark in CASES):
         case = name.partition("[")[2].removesuffix("]")
         return case in selection["cases"] or case in selection["drawn"]
     return file in selection["files"] or file in selection["drawn"]

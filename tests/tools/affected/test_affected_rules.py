@@ -103,6 +103,20 @@ FILES = {
         @pytest.mark.parametrize("page", PAGES)
         def test_commands(page): (PAGES / "config").read_text(), (PAGES / "README.md").read_text()
         """,
+    "tests/test_benchmarks.py": """
+        import pytest
+        from pathlib import Path
+        BENCHMARKS = [path.name for path in (Path() / "benchmarks").glob("*.py")]
+        @pytest.mark.slow
+        @pytest.mark.benchmark_cases
+        @pytest.mark.parametrize("script", BENCHMARKS)
+        def test_benchmark(script): pass
+        """,
+    "benchmarks/run.py": 'TABLE = {"memory": "memory.py", "trained": "trained.py"}\ndef main(): pass',
+    "benchmarks/memory.py": "from frog.plan.memory import bytes_of\ndef main(): bytes_of()",
+    "benchmarks/trained.py": "from trained_words import WORDS\ndef main(): return WORDS",
+    "benchmarks/trained_words.py": 'WORDS = ["frog", "train"]',
+    "benchmarks/loop.py": 'import subprocess\ndef main(): subprocess.run(["frog", "train", "run.toml"])',
     "tests/test_root_pages.py": 'from harness import ROOT\ndef test_a(): list(ROOT.glob("*.md"))',
     "tests/test_own_pages.py": """
         from harness import ROOT
@@ -138,8 +152,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 FIRST, SECOND = "lab1/01_first", "lab1/02_second"
-PLAN = {"test_memory", "test_plan_command", FIRST, "docs/plan.md"}
-TRAIN = {"test_train_command", "docs/train.md", "docs/run.md", "test_words"}
+PLAN = {"test_memory", "test_plan_command", FIRST, "docs/plan.md", "memory.py"}
+TRAIN = {"test_train_command", "docs/train.md", "docs/run.md", "test_words", "loop.py", "trained.py"}
+BENCHMARKS = {"memory.py", "trained.py", "loop.py"}
 
 
 @pytest.mark.parametrize(
@@ -165,9 +180,13 @@ TRAIN = {"test_train_command", "docs/train.md", "docs/run.md", "test_words"}
         ("LICENSE", set()),
         ("CHANGELOG.md", {"test_root_pages"}),
         ("src/frog/plan/README.md", {"test_rooms"}),
-        ("config/run.toml", {"test_run_files", "docs/run.md", "test_train_command"}),
+        ("config/run.toml", {"test_run_files", "docs/run.md", "test_train_command", "loop.py"}),
         ("config/model.json", {"test_run_files", "docs/run.md", "test_own_pages"}),  # no other file has its name
         ("config/alone.py", {"test_run_files"}),
+        ("benchmarks/memory.py", {"memory.py", "test_benchmarks"}),
+        ("benchmarks/trained_words.py", {"trained.py", "test_benchmarks"}),
+        ("benchmarks/run.py", {*BENCHMARKS, "test_benchmarks"}),
+        ("tests/test_benchmarks.py", {*BENCHMARKS, "test_benchmarks"}),
     ],
 )
 def test_changed_file_reaches_the_tests_that_use_it(project: Project, changed: str, expected: set[str]) -> None:
@@ -185,7 +204,7 @@ def test_shared_or_unknown_file_reaches_everything(project: Project, changed: st
     assert selection.everything is not None
     assert changed in selection.everything
     assert selection.files.keys() == set(project.tests)
-    assert selection.cases.keys() == {FIRST, SECOND, *project.pages}
+    assert selection.cases.keys() == {FIRST, SECOND, *project.pages, *BENCHMARKS}
 
 
 def test_deleted_module_reaches_the_users_of_its_package(project: Project) -> None:
@@ -205,6 +224,6 @@ def test_tenth_of_the_rest_changes_with_the_commit(project: Project) -> None:
         draw_tenth(project, selection, commit)
         assert not set(selection.drawn) & (selection.files.keys() | selection.cases.keys())
         draws.append(selection.drawn)
-    num_left = len(project.tests) + len(project.exercises) + len(project.pages) - len(PLAN)
+    num_left = len(project.tests) + len(project.cases) - len(PLAN)
     assert len({name for drawn in draws for name in drawn}) == num_left
     assert 0.5 < sum(map(len, draws)) / len(draws) / (num_left / 10) < 1.5

@@ -11,7 +11,7 @@ import pytest
 from tools.ci.run_tests import Outcome, closing_lines, run_all, run_session
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = "[tool.pytest.ini_options]\nmarkers = ['slow', 'alone', 'exercise_cases', 'page_cases']\n"
+SETTINGS = "[tool.pytest.ini_options]\nmarkers = ['slow', 'alone', 'exercise_cases', 'benchmark_cases']\n"
 UNLUCKY = """
     import subprocess, sys
     from pathlib import Path
@@ -133,10 +133,16 @@ CHOICES = """
     @pytest.mark.exercise_cases
     @pytest.mark.parametrize("name", ["lab1/01_a", "lab1/02_b", "lab1/03_c"])
     def test_exercise(name): pass
+
+    @pytest.mark.slow
+    @pytest.mark.benchmark_cases
+    @pytest.mark.parametrize("script", ["chaos.py", "planner.py"])
+    def test_benchmark(script): pass
 """
 
 
 IN_BOTH = [f"test_{name}.py::test_exercise[lab1/{case}]" for name in ("one", "two") for case in ("02_b", "03_c")]
+IN_BOTH += [f"test_{name}.py::test_benchmark[planner.py]" for name in ("one", "two")]
 IN_ONE = ["test_one.py::test_fast", "test_one.py::test_slow"]
 
 
@@ -146,7 +152,11 @@ IN_ONE = ["test_one.py::test_fast", "test_one.py::test_slow"]
 def test_selection_runs_its_files_and_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_fast: bool, expected: list[str]
 ) -> None:
-    selection = {"files": {"test_one.py": "changed"}, "cases": {"lab1/02_b": ""}, "drawn": ["lab1/03_c"]}
+    selection = {
+        "files": {"test_one.py": "changed"},
+        "cases": {"lab1/02_b": "", "planner.py": ""},
+        "drawn": ["lab1/03_c"],
+    }
     file = tmp_path / "selection.json"
     file.write_text(json.dumps({**selection, "everything": None, "all_fast": all_fast}))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
