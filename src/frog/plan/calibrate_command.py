@@ -43,8 +43,8 @@ def _calibrate(args: argparse.Namespace) -> int:
         raise UsageError(f"--to {args.to}: not a file in an existing folder", "--to machine.toml")
     worlds = worlds_of(args.ranks, args.threads)
     request = quick(worlds, usable_cores()) if args.quick else Request(worlds, usable_cores())
-    found = calibrate(request)
-    write_atomic(args.to, found.text)
-    print("\n".join(summary_lines(found)))
+    calibration = calibrate(request)
+    write_atomic(args.to, calibration.text)
+    print("\n".join(summary_lines(calibration)))
     print(f"{args.to}: use it with frog plan RUN.toml --cluster {args.to}")
     return 0

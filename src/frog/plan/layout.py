@@ -279,34 +279,36 @@ class Layout:
         degrees |= {"micro_batch": self.micro_batch, "virtual_stages": self.virtual_stages, "seq_len": self.seq_len}
         stated = {"expert_tp": self.expert_tp, "recompute_layers": self.recompute_layers}
         degrees |= {name: value for name, value in stated.items() if value is not None}
-        found = [f"{name}={value}: must be at least 1" for name, value in degrees.items() if value < 1]
-        if found:
-            return found
+        problems = [f"{name}={value}: must be at least 1" for name, value in degrees.items() if value < 1]
+        if problems:
+            return problems
         if self.global_batch < 1 or self.global_batch % (self.dp * self.micro_batch):
-            found.append(
+            problems.append(
                 f"global_batch={self.global_batch} does not divide by dp={self.dp} x micro_batch={self.micro_batch}"
             )
-        found += self._uneven_tensors(model)
+        problems += self._uneven_tensors(model)
         # Megatron can place the embedding and the loss in chunks of their own.
         alone = 2 if self.virtual_stages > 1 else 0
         if self.pp * self.virtual_stages > model.layers + alone:
-            found.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
+            problems.append(f"pp={self.pp} x virtual_stages={self.virtual_stages} exceeds layers={model.layers}")
         if self.virtual_stages > 1 and self.pp == 1:
-            found.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")
+            problems.append(f"virtual_stages={self.virtual_stages}: needs a pipeline, pp of at least 2")
         if self.recompute_layers is not None and self.recompute != "full":
-            found.append(f"recompute_layers={self.recompute_layers}: needs recompute=full, not {self.recompute}")
+            problems.append(f"recompute_layers={self.recompute_layers}: needs recompute=full, not {self.recompute}")
         if not 0 <= self.offload_optimizer <= 1:
-            found.append(f"offload_optimizer={self.offload_optimizer:g}: must be between 0 and 1")
+            problems.append(f"offload_optimizer={self.offload_optimizer:g}: must be between 0 and 1")
         if self.offload_optimizer and not self.traits.keeps_whole_copy:
-            found.append("offload_optimizer: FSDP programs offload parameters, too, and Frog's nothing: not modelled")
+            problems.append(
+                "offload_optimizer: FSDP programs offload parameters, too, and Frog's nothing: not modelled"
+            )
         if self.seq_len % self.cp:
-            found.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
-        found += self._misplaced_experts(model)
+            problems.append(f"seq_len={self.seq_len} does not divide by cp={self.cp}")
+        problems += self._misplaced_experts(model)
         if 0 < self.zero_group < self.data and self.data % self.zero_group:
-            found.append(f"zero_group={self.zero_group} does not divide dp x cp = {self.data}")
+            problems.append(f"zero_group={self.zero_group} does not divide dp x cp = {self.data}")
         if self.zero not in (0, 1, 2, 3):
-            found.append(f"zero={self.zero}: must be 0 to 3")
-        return found
+            problems.append(f"zero={self.zero}: must be 0 to 3")
+        return problems
 
     def _misplaced_experts(self, model: PlannedModel) -> list[str]:
         """Return why the ranks of a stage cannot hold the experts of a layer."""
@@ -335,35 +337,35 @@ class Layout:
     def _uneven_tensors(self, model: PlannedModel) -> list[str]:
         """Return what tp ranks cannot split evenly. Key/value heads may be fewer than ranks: some then hold copies."""
         tp, tokens = self.tp, self.seq_len // self.cp
-        found = [f"heads={model.heads} do not divide by tp={tp}"] if model.heads % tp else []
+        problems = [f"heads={model.heads} do not divide by tp={tp}"] if model.heads % tp else []
         if model.kv_heads % tp and tp % model.kv_heads:
-            found.append(f"kv_heads={model.kv_heads} neither divide by tp={tp} nor divide it")
+            problems.append(f"kv_heads={model.kv_heads} neither divide by tp={tp} nor divide it")
         if model.layers > model.moe_layers and model.ffn % tp:
-            found.append(f"ffn={model.ffn} does not divide by tp={tp}")
+            problems.append(f"ffn={model.ffn} does not divide by tp={tp}")
         if model.moe_layers and self.expert_tp is not None and model.expert_ffn % self.expert_tp:
-            found.append(f"expert_ffn={model.expert_ffn} does not divide by expert_tp={self.expert_tp}")
+            problems.append(f"expert_ffn={model.expert_ffn} does not divide by expert_tp={self.expert_tp}")
         elif model.moe_layers and model.expert_ffn % self.expert_split:
-            found.append(f"expert_ffn={model.expert_ffn} does not divide by tp={tp}, which splits experts if ep=1")
+            problems.append(f"expert_ffn={model.expert_ffn} does not divide by tp={tp}, which splits experts if ep=1")
         if self.sequence_parallel and tokens % tp:
-            found.append(f"seq_len / cp = {tokens} does not divide by tp={tp}, as sequence parallelism needs")
-        return found
+            problems.append(f"seq_len / cp = {tokens} does not divide by tp={tp}, as sequence parallelism needs")
+        return problems
 
     def notes(self, model: PlannedModel) -> list[str]:
         """Return what some programs refuse of this layout, although others run it; empty if all run it."""
-        found, chunks = [], self.pp * self.virtual_stages
+        notes, chunks = [], self.pp * self.virtual_stages
         if model.layers % chunks:
             stages = f"pp {self.pp}" + (f" x {self.virtual_stages} virtual stages" if self.virtual_stages > 1 else "")
             held = model.layers // chunks
-            found.append(
+            notes.append(
                 f"{model.layers} layers do not divide by {stages}: some hold {held} and some {held + 1}, "
                 "which Megatron-Core refuses unless told to"
             )
         if self.virtual_stages > 1 and self.num_micro % self.pp:
-            found.append(
+            notes.append(
                 f"{self.num_micro} micro-batches do not divide by pp {self.pp}, in groups of which they pass an "
                 "interleaved pipeline: Frog and Megatron-LM refuse that"
             )
-        return found
+        return notes
 
     # ---- parameters --------------------------------------------------------------------------------------------------
 
@@ -505,10 +507,10 @@ class RankShare:
     @cached_property
     def place(self) -> dict[str, int]:
         """This rank's coordinate on each axis."""
-        found, rest = {}, self.rank
+        coordinates, rest = {}, self.rank
         for name, size in reversed(self.sizes.items()):
-            rest, found[name] = divmod(rest, size)
-        return found
+            rest, coordinates[name] = divmod(rest, size)
+        return coordinates
 
     @property
     def data_axis(self) -> str:

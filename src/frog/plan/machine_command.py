@@ -88,4 +88,4 @@ def compare_with_run(name: str, cluster: Cluster) -> str:
 
 
 def _as_dict(phases: dict[str, PhaseTime]) -> dict[str, dict[str, float]]:
-    return {name: {**vars(one), "total_s": one.total_s} for name, one in phases.items()}
+    return {name: {**vars(phase), "total_s": phase.total_s} for name, phase in phases.items()}

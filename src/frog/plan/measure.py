@@ -62,12 +62,12 @@ def compare_step(
     plan = step_traffic(config, world_size, rank) if has_formula(config) and meets else []
     expected = {(flow.axis, flow.op): flow for flow in plan}
     sizes = axis_sizes(RankShare(config, world_size, rank))
-    found = []
+    comparisons = []
     for axis, op in [*expected, *sorted(sent.keys() - expected.keys())]:
         payloads = sent.get((axis, op), [])
         size = sizes.get(axis, world_size)
-        found.append(Comparison(axis, op, size, sum(payloads), len(payloads), expected.get((axis, op))))
-    return found
+        comparisons.append(Comparison(axis, op, size, sum(payloads), len(payloads), expected.get((axis, op))))
+    return comparisons
 
 
 def has_formula(config: RunConfig) -> bool:
@@ -104,13 +104,13 @@ def traffic_problems(config: RunConfig, world_size: int, events: RankEvents, ste
     return problems(compare_step(config, world_size, events.rank, step_collectives(events, step), step), world_size)
 
 
-def problems(found: Iterable[Comparison], world_size: int) -> list[str]:
+def problems(comparisons: Iterable[Comparison], world_size: int) -> list[str]:
     """Describe the comparisons that differ by more than 1 % and a few numbers."""
-    found = list(found)
-    whole = sum(row.expected_bytes for row in found)
+    comparisons = list(comparisons)
+    whole = sum(row.expected_bytes for row in comparisons)
     agreed_bytes = _AGREED_BYTES + FLOAT_BYTES * world_size
     texts = []
-    for row in found:
+    for row in comparisons:
         expected = row.expected.payload_bytes if row.expected else 0
         if abs(row.payload_bytes - expected) > TOLERANCE * (expected or whole) + agreed_bytes:
             sent = f"{row.payload_bytes} bytes in {row.num_messages} messages"

@@ -122,26 +122,28 @@ def kept_tensors(model: PlannedModel, layout: Layout) -> list[Kept]:
     size, width = traits.number_bytes, model.hidden
     of_product = PRODUCT_BYTES.get(layout.precision, size)
     heads = (model.heads + 2 * model.kv_heads) * model.head_dim + model.value_width
-    found = [
+    tensors = [
         Kept("inputs of the norms", model.layer_norms * width, size, stream),
         Kept("inputs of both blocks", 2 * width, of_product, stream if traits.keeps_whole_copy else 1),
         Kept("queries, keys, values and attention's output", heads, size, tp),
     ]
     if traits.dropout:
-        found.append(Kept("dropout's masks", 2 * width, 1, stream))
+        tensors.append(Kept("dropout's masks", 2 * width, 1, stream))
     if traits.attention == "scores" and layout.recompute != "selective":
         scores = (2 + 3 * traits.dropout) * model.heads * layout.seq_len
-        found.append(Kept("scores: softmax in 16 bits; dropout's mask and output", scores, 1, tp))
+        tensors.append(Kept("scores: softmax in 16 bits; dropout's mask and output", scores, 1, tp))
     inner = float(model.ffn)
     if model.moe_layers:
         active = model.experts_per_token * layout.kept_load(model)
         inner = (active + model.shared_experts) * model.expert_ffn
         # The ranks that split an expert gather their rows.
-        found.append(Kept("rows that enter and leave experts", 2 * active * width, size, tp / layout.expert_split))
-    before = 1 if not model.gated else 2 if traits.fuses_gate else 3
-    found.append(Kept("gate, up and activation of the FFN", before * inner, size, tp))
-    found.append(Kept("input of the FFN's last product", inner, of_product, tp))
-    return found + (_statistics(model, layout) if traits.keeps_statistics else [])
+        tensors.append(Kept("rows that enter and leave experts", 2 * active * width, size, tp / layout.expert_split))
+    before = 1
+    if model.gated:
+        before = 2 if traits.fuses_gate else 3
+    tensors.append(Kept("gate, up and activation of the FFN", before * inner, size, tp))
+    tensors.append(Kept("input of the FFN's last product", inner, of_product, tp))
+    return tensors + (_statistics(model, layout) if traits.keeps_statistics else [])
 
 
 def _statistics(model: PlannedModel, layout: Layout) -> list[Kept]:
@@ -151,18 +153,18 @@ def _statistics(model: PlannedModel, layout: Layout) -> list[Kept]:
     output, which is the last product's input.
     """
     size, tp, heads = layout.traits.number_bytes, layout.tp, model.heads
-    found = [
+    tensors = [
         Kept("normalized inputs, and inverse roots", model.layer_norms * (model.hidden + 1), size, layout.stream_split),
         Kept("logarithms of the softmax' sums", heads, size, tp),
     ]
     if layout.cp > 1:
-        found.append(Kept("copy of attention's output", model.value_width, size, tp))
+        tensors.append(Kept("copy of attention's output", model.value_width, size, tp))
     if model.attention_vectors:
-        found.append(Kept("norms of heads", (heads + model.kv_heads) * (2 * model.head_dim + 1), size, tp))
+        tensors.append(Kept("norms of heads", (heads + model.kv_heads) * (2 * model.head_dim + 1), size, tp))
     if model.experts:
         # The router's probabilities, and the weights before and after they are scaled to sum to one.
-        found.append(Kept("router", model.experts + 2 * model.experts_per_token, size, tp))
-    return found
+        tensors.append(Kept("router", model.experts + 2 * model.experts_per_token, size, tp))
+    return tensors
 
 
 def layer_activations(model: PlannedModel, layout: Layout) -> float:
@@ -358,12 +360,12 @@ def step_memory(model: PlannedModel, layout: Layout, gpu_bytes: float) -> Memory
     parameters, gradients, optimizer = cluster_states(layout, parts)
     updated = updated_parameters(layout, parts)
     num_layers = layout.heaviest_layers(model.layers)
-    found = []
+    memories = []
     for first in (True,) if layout.pp == 1 else (True, False):
         moment = max(moments(layout, num_layers, layer, gathered, updated, first=first), key=sum)
         allocator = allocator_bytes(layout, gpu_bytes, parameters + gradients + optimizer, sum(moment), updated)
-        found.append(Memory(parameters, gradients, optimizer, *moment, allocator))
-    return max(found, key=lambda memory: memory.total)
+        memories.append(Memory(parameters, gradients, optimizer, *moment, allocator))
+    return max(memories, key=lambda memory: memory.total)
 
 
 def cluster_states(layout: Layout, parts: tuple[Column, Column]) -> list[Column]:

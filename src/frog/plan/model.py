@@ -105,12 +105,12 @@ class PlannedModel:
         """Return why no model can have these sizes; empty if one can."""
         needed = ["layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"]
         needed += ["experts_per_token", "expert_ffn"] if self.experts else []
-        found = [f"{name}={getattr(self, name)}: must be at least 1" for name in needed if getattr(self, name) < 1]
+        problems = [f"{name}={getattr(self, name)}: must be at least 1" for name in needed if getattr(self, name) < 1]
         if self.experts_per_token > self.experts:
-            found.append(f"experts_per_token={self.experts_per_token} exceeds experts={self.experts}")
+            problems.append(f"experts_per_token={self.experts_per_token} exceeds experts={self.experts}")
         if self.dense_layers > self.layers:
-            found.append(f"dense_layers={self.dense_layers} exceeds layers={self.layers}")
-        return found
+            problems.append(f"dense_layers={self.dense_layers} exceeds layers={self.layers}")
+        return problems
 
     # ---- parameters --------------------------------------------------------------------------------------------------
 

@@ -34,14 +34,14 @@ def parse_quantity(text: Any, unit: str, place: str) -> float:
     Raises:  ConfigError if the unit is missing or measures something else.
     """
     kinds = {"B/s": ("B/s", "bit/s")}.get(unit, (unit,))
-    found = _QUANTITY.match(text) if isinstance(text, str) else None
-    prefix, named = (found[2] or found[4] or found[6] or "", found[3] or found[5] or found[7]) if found else ("", "")
-    if found is None or named not in kinds or not 0 < float(found[1]) < math.inf:
+    match = _QUANTITY.match(text) if isinstance(text, str) else None
+    prefix, named = (match[2] or match[4] or match[6] or "", match[3] or match[5] or match[7]) if match else ("", "")
+    if match is None or named not in kinds or not 0 < float(match[1]) < math.inf:
         example = _EXAMPLES.get(unit, f"400 G{kinds[-1]}")
         raise ConfigError(
             f"{place}={shortened(repr(text))}: must be a number with a unit", f'write it like "{example}"'
         )
-    return float(found[1]) * (_DECIMAL | _BINARY)[prefix] * _UNITS[named]
+    return float(match[1]) * (_DECIMAL | _BINARY)[prefix] * _UNITS[named]
 
 
 def read_quantity(text: Any, unit: str, place: str, problems: list[str]) -> float:
@@ -58,7 +58,7 @@ def parse_price(text: Any, place: str = "price") -> Price:
 
     Raises:  ConfigError if the currency or the hour is missing.
     """
-    found = _PRICE.match(text) if isinstance(text, str) else None
-    if found is None:
+    match = _PRICE.match(text) if isinstance(text, str) else None
+    if match is None:
         raise ConfigError(f"{place}={shortened(repr(text))}: must be a price per hour", 'write it like "2.50 USD/h"')
-    return Price(float(found[1]), found[2])
+    return Price(float(match[1]), match[2])

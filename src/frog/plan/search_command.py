@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frog.plan.layout import Layout
     from frog.plan.model import PlannedModel
     from frog.plan.quantities import Price
-    from frog.plan.search.best import Candidate, Found
+    from frog.plan.search.best import Candidate, SearchResult
 
 _GIB = 2**30
 _FEWER = (1, 2, 4, 8)
@@ -77,20 +77,20 @@ def _search(args: argparse.Namespace) -> int:
         model, adapters, axes, tokens = _tuned(args, named, base, software, adapters)
     counts = [num_gpus // part for part in _FEWER if num_gpus % (part * cluster.gpus_per_node) == 0] or [num_gpus]
     constants = read_constants_of(args)
-    found = search(model, cluster, counts, base, zeros, constants, axes, adapters)
+    result = search(model, cluster, counts, base, zeros, constants, axes, adapters)
     batch = f"a step of {base.global_batch} x {base.seq_len} tokens"
-    if not found.num_layouts:
+    if not result.num_layouts:
         raise UsageError(
             f"no layout of {num_gpus} GPUs divides a global batch of {base.global_batch} among its data-parallel ranks",
             "a --global-batch with more divisors in common with the number of GPUs",
         )
-    if not found.best:
+    if not result.best:
         raise UsageError(
-            f"none of {found.num_layouts:,} layouts fits in {100 * USABLE:.0f} % of "
+            f"none of {result.num_layouts:,} layouts fits in {100 * USABLE:.0f} % of "
             f"{cluster.gpu.memory / _GIB:.1f} GiB on {num_gpus} GPUs, with {batch}",
             "more --nodes, another --global-batch, or another cluster",
         )
-    notes = refuse_beyond(found.best[0].run, args.anyway)
+    notes = refuse_beyond(result.best[0].run, args.anyway)
     written = []
     if args.to is not None:
         # The files come first: a closed pipe, as of `| head`, ends the command at a line that it prints.
@@ -101,16 +101,15 @@ def _search(args: argparse.Namespace) -> int:
             for_frog = search(model, cluster, [num_gpus], own, constants=constants)
         if stated is not None:
             is_searched = set(axes) <= set(stated)
-            only = found if is_searched else search(model, cluster, [num_gpus], base, zeros, constants, stated)
+            only = result if is_searched else search(model, cluster, [num_gpus], base, zeros, constants, stated)
             of_program = (software, only)
-        written = write_files(args.to, found, for_frog, of_program, named.config, args.cluster, steps)
+        written = write_files(args.to, result, for_frog, of_program, named.config, args.cluster, steps)
     print(f"{format_count(named.model.num_parameters())} parameters, {batch}, {base.precision}, {software}")
     if adapters is not None:
         print(adapter_words(adapters, model))
-    print(
-        f"{found.num_layouts:,} layouts on {', '.join(map(str, counts))} {cluster.gpu.name}; {found.num_fitting:,} fit"
-    )
-    for line in _lines(found, tokens, zeros, axes, cluster.price):
+    gpus = f"{', '.join(map(str, counts))} {cluster.gpu.name}"
+    print(f"{result.num_layouts:,} layouts on {gpus}; {result.num_fitting:,} fit")
+    for line in _lines(result, tokens, zeros, axes, cluster.price):
         print(line)
     for note in notes:
         print(f"note: {note}")
@@ -149,18 +148,18 @@ def _tuned(
 
 
 def _lines(
-    found: Found, tokens: float | None, zeros: Sequence[int], axes: Sequence[str], price: Price | None
+    result: SearchResult, tokens: float | None, zeros: Sequence[int], axes: Sequence[str], price: Price | None
 ) -> Iterator[str]:
     from frog.plan.search.best import what_binds
 
     yield f"\nthe fastest layout of each mesh\n{_header(tokens, price)}"
-    yield from (_row(candidate, tokens, price) for candidate in found.best)
+    yield from (_row(candidate, tokens, price) for candidate in result.best)
     yield f"\nnot beaten in time, memory and GPU-hours\n{_header(tokens, price)}"
-    yield from (_row(candidate, tokens, price) for candidate in found.front)
+    yield from (_row(candidate, tokens, price) for candidate in result.front)
     if price is not None and tokens is None:
         yield f"\nwith --tokens, the table also has what the training costs, in {price.currency}"
     yield "\nhow much faster the first layout would be with twice"
-    for what, gain in what_binds(found, zeros, axes).items():
+    for what, gain in what_binds(result, zeros, axes).items():
         if gain > _LEAST_GAIN:
             yield f"  {what:<30} {100 * gain:>5.1f} %"
 
@@ -170,14 +169,14 @@ def _header(tokens: float | None, price: Price | None) -> str:
     return f"   step s     GiB   MFU %    GPUs{'    days' if tokens else ''}{money}  layout"
 
 
-def _row(one: Candidate, tokens: float | None, price: Price | None) -> str:
+def _row(candidate: Candidate, tokens: float | None, price: Price | None) -> str:
     from frog.plan.estimate.budget import num_steps
     from frog.plan.plan_text import layout_words
 
-    layout, of_training = one.run.layout, ""
+    layout, of_training = candidate.run.layout, ""
     if tokens:
         steps = num_steps(layout, tokens)
-        money = f"{price.amount * steps * one.gpu_s / 3600:>12,.0f}" if price is not None else ""
-        of_training = f"{steps * one.step_s / 86400:>8.1f}{money}"
-    numbers = f"{one.step_s:>#9.4g} {one.memory / _GIB:>7.1f} {100 * one.mfu:>7.1f} {layout.num_gpus:>7}{of_training}"
-    return f"{numbers}  {layout_words(one.run)}"
+        money = f"{price.amount * steps * candidate.gpu_s / 3600:>12,.0f}" if price is not None else ""
+        of_training = f"{steps * candidate.step_s / 86400:>8.1f}{money}"
+    numbers = f"{candidate.step_s:>#9.4g} {candidate.memory / _GIB:>7.1f} {100 * candidate.mfu:>7.1f}"
+    return f"{numbers} {layout.num_gpus:>7}{of_training}  {layout_words(candidate.run)}"

@@ -51,22 +51,22 @@ def step_traffic(config: RunConfig, world_size: int, rank: int = 0) -> list[Flow
 
 def merge(flows: Iterable[Flow]) -> list[Flow]:
     """Merge flows of the same axis and operation, in order of first occurrence; axes of one rank send nothing."""
-    found: dict[tuple[str, str], Flow] = {}
+    merged: dict[tuple[str, str], Flow] = {}
     for flow in flows:
         if flow.size == 1 or not flow.num_messages:
             continue
         key = flow.axis, flow.op
-        if (before := found.get(key)) is None:
-            found[key] = flow
+        if (before := merged.get(key)) is None:
+            merged[key] = flow
             continue
         words = before.what.split(", ")
-        found[key] = replace(
+        merged[key] = replace(
             before,
             payload_bytes=before.payload_bytes + flow.payload_bytes,
             num_messages=before.num_messages + flow.num_messages,
             what=", ".join([*words, flow.what] if flow.what not in words else words),
         )
-    return list(found.values())
+    return list(merged.values())
 
 
 # ---- data parallelism: the transfers of a strategy's entry, over all data ranks or rows of them ----------------------
@@ -181,12 +181,12 @@ def partition_vectors(share: RankShare) -> list[int]:
     at = share.data_rank % n
     if not splits:
         return [sum(share.whole.vectors)]
-    found = []
+    counts = []
     for unit in [share.root, *share.layers] if "gradients" in splits else [share.whole]:
         length = -(-unit.numel // n)
         start, end = at * length, min((at + 1) * length, unit.numel)
-        found.append(max(0, end - max(start, sum(unit.matrices))))
-    return found
+        counts.append(max(0, end - max(start, sum(unit.matrices))))
+    return counts
 
 
 # ---- model parallelism: tp, cp, pp and ep ----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout, Traits
 from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
-from frog.plan.search.best import Found, search, what_binds
+from frog.plan.search.best import SearchResult, search, what_binds
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.files import time_limit
 from frog.plan.search.grid import divisors, joined, layout_grid
@@ -130,7 +130,7 @@ def test_layouts_with_adapters_or_packed_documents_are_those_of_a_plan(adapters:
         assert gain > 0
 
 
-def found_for(num_gpus: int, **changes: object) -> Found:
+def found_for(num_gpus: int, **changes: object) -> SearchResult:
     base = replace(Layout(4096, 96, traits=MEGATRON), **changes)  # type: ignore[arg-type]
     return search(DENSE, clusters()["h100x8"], [num_gpus, num_gpus // 2], base, (0, 1))
 

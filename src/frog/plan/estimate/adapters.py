@@ -74,29 +74,29 @@ def layer_matrices(model: PlannedModel, kind: str = "", *, mixture: bool = False
     keys, values = model.kv_heads * model.head_dim, model.kv_heads * (model.value_dim or model.head_dim)
     if (latent := model.latent) is not None:
         widened = model.heads * (model.head_dim - latent.rotary_width) + model.value_width
-        found = [Matrix("q_proj", hidden, query, "attention input")]
+        matrices = [Matrix("q_proj", hidden, query, "attention input")]
         if latent.query_rank:
-            found = [
+            matrices = [
                 Matrix("q_a_proj", hidden, latent.query_rank, "attention input", ""),
                 Matrix("q_b_proj", latent.query_rank, query, "compressed query"),
             ]
-        found += [
+        matrices += [
             Matrix("kv_a_proj_with_mqa", hidden, latent.key_value_rank + latent.rotary_width, "attention input", ""),
             Matrix("kv_b_proj", latent.key_value_rank, widened, "compressed keys and values"),
         ]
     elif kind in _FUSES_QKV:
-        found = [Matrix("qkv_proj", hidden, query + keys + values, "attention input")]
+        matrices = [Matrix("qkv_proj", hidden, query + keys + values, "attention input")]
     else:
         parts = {"q_proj": query, "k_proj": keys, "v_proj": values}
-        found = [Matrix(name, hidden, outputs, "attention input") for name, outputs in parts.items()]
-    found.append(Matrix("o_proj", model.value_width, hidden, "attention output", "inputs"))
+        matrices = [Matrix(name, hidden, outputs, "attention input") for name, outputs in parts.items()]
+    matrices.append(Matrix("o_proj", model.value_width, hidden, "attention output", "inputs"))
     if mixture:
-        return found
+        return matrices
     if kind in _FUSES_GATE:
-        found.append(Matrix("gate_up_proj", hidden, 2 * model.ffn, "ffn input"))
+        matrices.append(Matrix("gate_up_proj", hidden, 2 * model.ffn, "ffn input"))
     else:
-        found += [Matrix(name, hidden, model.ffn, "ffn input") for name in ("gate_proj", "up_proj")]
-    return [*found, Matrix("down_proj", model.ffn, hidden, "ffn inner", "inputs")]
+        matrices += [Matrix(name, hidden, model.ffn, "ffn input") for name in ("gate_proj", "up_proj")]
+    return [*matrices, Matrix("down_proj", model.ffn, hidden, "ffn inner", "inputs")]
 
 
 def _old_matrices(model: PlannedModel, *, with_names_of_gpt2: bool) -> list[Matrix]:
@@ -133,8 +133,8 @@ class Adapters:
 
     def matrices(self, model: PlannedModel, *, mixture: bool = False) -> list[Matrix]:
         """Return the matrices of a layer that have an adapter."""
-        found = layer_matrices(model, self.kind, mixture=mixture)
-        return [matrix for matrix in found if ALL in self.targets or matrix.name in self.targets]
+        matrices = layer_matrices(model, self.kind, mixture=mixture)
+        return [matrix for matrix in matrices if ALL in self.targets or matrix.name in self.targets]
 
     def numel(self, matrix: Matrix, tp: int = 1) -> float:
         """Return the parameters of one adapter on one of tp ranks."""
@@ -186,7 +186,7 @@ class Adapters:
         """Return why this model cannot be tuned so, or is not modelled; empty if it can."""
         names = {matrix.name: matrix for matrix in layer_matrices(model, self.kind, mixture=bool(model.experts))}
         known = [*names] if model.experts else [ALL, *names]
-        found = [
+        problems = [
             f"--lora-targets {name}: adapters of experts are not modelled; of attention: {','.join(names)}"
             if model.experts and name in (ALL, "gate_proj", "up_proj", "down_proj")
             else f"--lora-targets {name}: the model has no such matrix; {did_you_mean(name, known)}"
@@ -196,25 +196,25 @@ class Adapters:
         adapted = [matrix for matrix in names.values() if ALL in self.targets or matrix.name in self.targets]
         narrow = min((min(matrix.inputs, matrix.outputs) for matrix in adapted), default=self.rank)
         if self.rank > narrow:
-            found.append(f"--lora-r {self.rank}: exceeds the smaller side of a matrix, {narrow}: no low rank")
+            problems.append(f"--lora-r {self.rank}: exceeds the smaller side of a matrix, {narrow}: no low rank")
         if layout.recompute_layers is not None:
-            found.append("--recompute-layers: not modelled next to adapters; --recompute full alone")
+            problems.append("--recompute-layers: not modelled next to adapters; --recompute full alone")
         if layout.offload_optimizer:
-            found.append("--offload-optimizer: not modelled next to adapters, whose optimizer is small")
+            problems.append("--offload-optimizer: not modelled next to adapters, whose optimizer is small")
         if layout.recompute == "alternate":
-            found.append("--recompute alternate: not modelled next to adapters; selective or full")
+            problems.append("--recompute alternate: not modelled next to adapters; selective or full")
         if self.quantized:
             split = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
-            found += [
+            problems += [
                 f"--quantize nf4: bitsandbytes does not split its matrices; --{name} {size}"
                 for name, size in split.items()
                 if size > 1
             ]
             if model.experts:
-                found.append("--quantize nf4: bitsandbytes quantizes linear layers; the experts are one tensor")
+                problems.append("--quantize nf4: bitsandbytes quantizes linear layers; the experts are one tensor")
             if layout.narrow:
-                found.append(f"--quantize nf4: its products are in 16 bits, not --precision {layout.precision}")
-        return found
+                problems.append(f"--quantize nf4: its products are in 16 bits, not --precision {layout.precision}")
+        return problems
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
@@ -255,16 +255,16 @@ def adapter_kept(model: PlannedModel, layout: Layout, adapters: Adapters) -> lis
     stream = layout.stream_split if layout.traits.keeps_whole_copy else 1
     splits = {"attention input": stream, "ffn input": stream}
     adapted = adapters.matrices(model, mixture=mixture)
-    found = [kept for kept in kept_tensors(model, layout) if kept.what not in _WEIGHT_INPUTS]
+    tensors = [kept for kept in kept_tensors(model, layout) if kept.what not in _WEIGHT_INPUTS]
     if mixture:
-        found.append(Kept("rows that leave experts", model.experts_per_token * model.hidden, size, tp))
+        tensors.append(Kept("rows that leave experts", model.experts_per_token * model.hidden, size, tp))
     if adapters.casts_inputs:
-        found.append(Kept("copies of the adapters' inputs", sum(matrix.inputs for matrix in adapted), size, tp))
+        tensors.append(Kept("copies of the adapters' inputs", sum(matrix.inputs for matrix in adapted), size, tp))
     else:
         read = {matrix.reads: matrix.inputs for matrix in adapted if matrix.reads != "attention output"}
-        found += [Kept(f"{what}, for adapters", width, size, splits.get(what, tp)) for what, width in read.items()]
-    found.append(Kept("between both matrices of the adapters", adapters.rank * len(adapted), size))
-    return found
+        tensors += [Kept(f"{what}, for adapters", width, size, splits.get(what, tp)) for what, width in read.items()]
+    tensors.append(Kept("between both matrices of the adapters", adapters.rank * len(adapted), size))
+    return tensors
 
 
 def adapter_memory(model: PlannedModel, layout: Layout, adapters: Adapters, gpu_bytes: float) -> Memory:
@@ -281,12 +281,12 @@ def adapter_memory(model: PlannedModel, layout: Layout, adapters: Adapters, gpu_
     gathered = adapter_gathered(model, layout, adapters)
     num_layers = layout.heaviest_layers(model.layers)
     updated = split if layout.zero else trained
-    found = []
+    memories = []
     for first in (True,) if layout.pp == 1 else (True, False):
         moment = max(moments(layout, num_layers, layer, gathered, updated, first=first), key=sum)
         allocator = allocator_bytes(layout, gpu_bytes, parameters + gradients + optimizer, sum(moment), updated)
-        found.append(Memory(parameters, gradients, optimizer, *moment, allocator))
-    return max(found, key=lambda memory: memory.total)
+        memories.append(Memory(parameters, gradients, optimizer, *moment, allocator))
+    return max(memories, key=lambda memory: memory.total)
 
 
 def adapter_layer_memory(model: PlannedModel, layout: Layout, adapters: Adapters) -> LayerMemory:

@@ -156,12 +156,12 @@ def _attention_vectors(table: Mapping[str, Any], family: _Family, model: Planned
     """Return the parameters of a layer's attention outside of its matrices."""
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     kind = "head" if table["model_type"] == "glm4_moe" and table.get("use_qk_norm") else family.query_key_norms
-    found = {"": 0, "head": 2 * model.head_dim, "whole": queries + keys}[kind]
+    num_parameters = {"": 0, "head": 2 * model.head_dim, "whole": queries + keys}[kind]
     if family.biases or table.get("attention_bias"):
-        found += queries + 2 * keys
+        num_parameters += queries + 2 * keys
     if table.get("attention_out_bias", table.get("attention_bias") and family.output_bias):
-        found += model.hidden
-    return found + (model.heads if table["model_type"] == "gpt_oss" else 0)  # a sink for each head
+        num_parameters += model.hidden
+    return num_parameters + (model.heads if table["model_type"] == "gpt_oss" else 0)  # a sink for each head
 
 
 def _window(table: Mapping[str, Any]) -> int:

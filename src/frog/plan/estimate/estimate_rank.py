@@ -32,15 +32,17 @@ def _sizes(config: Any) -> dict[str, Any]:
         table = config.to_dict()
     elif dataclasses.is_dataclass(config) and not isinstance(config, type):
         table = dataclasses.asdict(config)
+    elif isinstance(config, dict):
+        table = config
     else:
-        table = config if isinstance(config, dict) else vars(config) if hasattr(config, "__dict__") else {}
-    found = {
+        table = vars(config) if hasattr(config, "__dict__") else {}
+    sizes = {
         key: value for key, value in table.items() if isinstance(value, (bool, int, float, str)) or _is_whole(value)
     }
-    if "n_embd" in found and "model_type" not in found:
-        found["model_type"] = "gpt2"
-        found.setdefault("n_positions", found.get("block_size", 1024))
-    return found
+    if "n_embd" in sizes and "model_type" not in sizes:
+        sizes["model_type"] = "gpt2"
+        sizes.setdefault("n_positions", sizes.get("block_size", 1024))
+    return sizes
 
 
 def _is_whole(value: Any) -> bool:

@@ -68,11 +68,11 @@ class Measured:
 def read_measured(path: Path) -> list[Measured]:
     """Read the rows of quality A or B that have a step time and can be predicted."""
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
-    found = []
+    runs = []
     for file in files:
         with file.open(newline="") as lines:
-            found += [measured for row in csv.DictReader(lines) if (measured := measured_row(row))]
-    return found
+            runs += [measured for row in csv.DictReader(lines) if (measured := measured_row(row))]
+    return runs
 
 
 def measured_row(row: Row) -> Measured | None:

@@ -273,10 +273,10 @@ def fat_tree(cells: Mapping[str, float]) -> dict[str, Any]:
     """
     problems: list[str] = []
     numbers = {name: int(number) if number.is_integer() else number for name, number in cells.items()}
-    found = _fat_tree(numbers, problems)
+    tree = _fat_tree(numbers, problems)
     if problems:
         raise ConfigError("; ".join(problems))
-    return found
+    return tree
 
 
 def _gpu_of(entry: Any) -> Gpu:

@@ -60,11 +60,11 @@ def features_of(run: PlannedRun) -> dict[str, float]:
 def measured_runs() -> tuple[MeasuredRun, ...]:
     text = files("frog.plan.estimate").joinpath("measured.csv").read_text()
     _, *rows = csv.reader(text.splitlines())
-    found = []
+    runs = []
     for source, gpu, *numbers, program, error in rows:
         sizes = dict(zip(_NUMBERS, map(float, numbers), strict=True))
-        found.append(MeasuredRun(source, gpu, **sizes, program=program, error=float(error)))
-    return tuple(found)
+        runs.append(MeasuredRun(source, gpu, **sizes, program=program, error=float(error)))
+    return tuple(runs)
 
 
 def nearest_runs(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> list[tuple[float, MeasuredRun]]:
@@ -84,8 +84,8 @@ def nearest_runs(run: PlannedRun, among: Sequence[MeasuredRun] = ()) -> list[tup
         near = (other.pp > 1) != (sizes["pp"] > 1), other.program != program
         return math.sqrt(sum(squares) + 4 * sum(far) + sum(near))
 
-    found = sorted(((distance(other), other) for other in among or measured_runs()), key=lambda pair: pair[0])
-    return found[:_NEAREST]
+    by_distance = sorted(((distance(other), other) for other in among or measured_runs()), key=lambda pair: pair[0])
+    return by_distance[:_NEAREST]
 
 
 _SIZES = ("num_gpus", "parameters", "seq_len", "micro_tokens")
@@ -119,13 +119,13 @@ def beyond_measured(run: PlannedRun) -> list[str]:
     """Return how the run exceeds what was measured; empty inside of the validated range."""
     sizes = features_of(run)
     words = {"num_gpus": "GPUs", "parameters": "parameters", "seq_len": "tokens in a sequence"}
-    found = []
+    excesses = []
     for name, what in words.items():
         values = [getattr(other, name) for other in measured_runs()]
         if sizes[name] > _BEYOND * max(values):
-            found.append(f"{sizes[name]:,.0f} {what}: the largest measured run has {max(values):,.0f}")
+            excesses.append(f"{sizes[name]:,.0f} {what}: the largest measured run has {max(values):,.0f}")
         elif sizes[name] < min(values) / _BEYOND:
-            found.append(f"{sizes[name]:,.0f} {what}: the smallest measured run has {min(values):,.0f}")
+            excesses.append(f"{sizes[name]:,.0f} {what}: the smallest measured run has {min(values):,.0f}")
     if run.cluster.gpu.name == "CPU":
-        found.append("CPU: no run on one is among the measured ones")
-    return found
+        excesses.append("CPU: no run on one is among the measured ones")
+    return excesses

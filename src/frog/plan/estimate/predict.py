@@ -61,9 +61,9 @@ def read_table(path: Path) -> list[Row]:
         raise UsageError(f"{path}: not a CSV file: {problem}", hint) from None
     if not rows or "row_id" not in rows[0]:
         names = ", ".join(key for key in rows[0] if isinstance(key, str)) if rows else ""
-        found = f"; its columns: {shortened(names, 100)}" if names else ""
-        found += "; it looks like JSON, not CSV" if text.lstrip()[:1] in ("[", "{") else ""
-        raise UsageError(f"{path}: no rows with a column row_id{found}", hint)
+        hint_of_content = f"; its columns: {shortened(names, 100)}" if names else ""
+        hint_of_content += "; it looks like JSON, not CSV" if text.lstrip()[:1] in ("[", "{") else ""
+        raise UsageError(f"{path}: no rows with a column row_id{hint_of_content}", hint)
     return [{key: value or "" for key, value in row.items() if isinstance(key, str)} for row in rows]
 
 

@@ -135,18 +135,18 @@ def _model(row: Row) -> PlannedModel:
 
 def _with_windows(model: PlannedModel, notes: str) -> PlannedModel:
     """Add the window that notes state: `sliding window 128 in every second layer`, or in all layers."""
-    found = re.search(r"sliding[- ]window (?:attention )?(?:of )?(\d+)", notes)
-    if found is None:
+    match = re.search(r"sliding[- ]window (?:attention )?(?:of )?(\d+)", notes)
+    if match is None:
         return model
     second = re.search(r"every (second|other) layer|alternat", notes)
-    return replace(model, window=int(found[1]), windowed_layers=model.layers // 2 if second else model.layers)
+    return replace(model, window=int(match[1]), windowed_layers=model.layers // 2 if second else model.layers)
 
 
 def _with_latent_attention(model: PlannedModel, notes: str) -> PlannedModel:
-    found = re.search(r"q_lora (\d+), kv_lora (\d+), qk (\d+)\+(\d+), v (\d+)", notes)
-    if found is None:
+    match = re.search(r"q_lora (\d+), kv_lora (\d+), qk (\d+)\+(\d+), v (\d+)", notes)
+    if match is None:
         return model
-    query, keys, plain, rotary, value = map(int, found.groups())
+    query, keys, plain, rotary, value = map(int, match.groups())
     return replace(
         model,
         latent=LatentAttention(query, keys, rotary),

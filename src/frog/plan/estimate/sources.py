@@ -86,7 +86,7 @@ def _cells(config: RunConfig) -> dict[str, str]:
     programs = {"frog": "Frog", "torch": "FSDP2", "deepspeed": "DeepSpeed"}
     software = programs[strategy.implementation]
     overlapped = strategy.implementation == "frog" and strategy.reduction == "overlapped"
-    found = {
+    cells = {
         "seq_len": config.data.sequence_length,
         "global_batch": train.global_batch_size,
         "grad_accum": train.grad_accum,
@@ -103,7 +103,7 @@ def _cells(config: RunConfig) -> dict[str, str]:
         "precision": train.precision,
         "software": f"{software} (overlapped)" if overlapped else software,
     }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in cells.items()}
 
 
 def _from_function(name: str) -> NamedModel:
@@ -122,12 +122,12 @@ def _from_function(name: str) -> NamedModel:
         raise UsageError(f"{name}: {shortened(last, 500)}", _HINT)
     built = json.loads(done.stdout.splitlines()[-1])
     named = _from_config(built["config"], name)
-    found, planned = built["num_parameters"], named.model.num_parameters()
-    if abs(planned / max(1, found) - 1) > _MOST_DIFFERENCE:
+    built_parameters, planned = built["num_parameters"], named.model.num_parameters()
+    if abs(planned / max(1, built_parameters) - 1) > _MOST_DIFFERENCE:
         raise ConfigError(
-            f"{name}: the module has {format_count(found)} parameters, a transformer of its sizes "
+            f"{name}: the module has {format_count(built_parameters)} parameters, a transformer of its sizes "
             f"{format_count(planned)}: it is another architecture",
             "name the config.json of a model that the planner knows",
         )
-    note = f"{name}: {found:,} parameters, planned as a transformer of {planned:,}"
+    note = f"{name}: {built_parameters:,} parameters, planned as a transformer of {planned:,}"
     return NamedModel(named.model, named.most_positions, notes=(note,))

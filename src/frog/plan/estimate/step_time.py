@@ -86,11 +86,11 @@ class StepModel:
     def rings(self) -> dict[str, Group]:
         """The groups whose collectives pass data around a ring, by what they are for."""
         layout, data = self.layout, self._groups["dp"]
-        found = {"tensor": Group(layout.tp, 1), "context": Group(layout.cp, layout.tp), "data": data}
+        groups = {"tensor": Group(layout.tp, 1), "context": Group(layout.cp, layout.tp), "data": data}
         if layout.zero and layout.shard < data.size:
-            found["shards"] = Group(layout.shard, layout.tp)
-            found["replicas"] = Group(data.size // layout.shard, layout.shard * layout.tp)
-        return found
+            groups["shards"] = Group(layout.shard, layout.tp)
+            groups["replicas"] = Group(data.size // layout.shard, layout.shard * layout.tp)
+        return groups
 
     @cached_property
     def step(self) -> StepTime:

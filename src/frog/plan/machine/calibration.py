@@ -64,17 +64,17 @@ def processor() -> str:
     return re.sub(r'[^ -~]|["\\]', "", words)
 
 
-def _cluster_lines(found: Calibration) -> Iterator[str]:
+def _cluster_lines(calibration: Calibration) -> Iterator[str]:
     """Yield the keys that every cluster file has: one rank counts as a GPU, this machine as a node."""
-    machine = found.machine
-    size = max((one for one, costs in machine.worlds.items() if one * costs.threads <= machine.cores), default=1)
+    machine = calibration.machine
+    size = max((ranks for ranks, costs in machine.worlds.items() if ranks * costs.threads <= machine.cores), default=1)
     costs = machine.nearest(size)
-    world = next(measured for measured in found.measured if measured["world_size"] == size)
+    world = next(measured for measured in calibration.measured if measured["world_size"] == size)
     rates = {name: product_rates(world, name) for name in ("bf16", "fp32")}
     best = max((rates["bf16"] or rates["fp32"]).values())
     ring = rate_text(link_rate(_ring(machine, size)), "B/s")
     yield "# Written by frog plan calibrate. Use it with: frog plan RUN.toml --cluster THIS_FILE"
-    yield f'source = "{found.source}"'
+    yield f'source = "{calibration.source}"'
     yield f"gpus_per_node = {size}  # ranks"
     yield f"nvlink_domain = {size}"
     yield f'network = {{ value = "{ring}", source = "assumed: as between processes of this machine" }}'
@@ -94,9 +94,9 @@ def _cluster_lines(found: Calibration) -> Iterator[str]:
 def _products(rates: Mapping[str, Mapping[int, float]]) -> str:
     """Describe the measured products: `fp32 GFLOP/s by width 128: 48, 256: 87`."""
     return "; ".join(
-        f"{name} GFLOP/s by width {', '.join(f'{width}: {rate / 1e9:.0f}' for width, rate in found.items())}"
-        for name, found in rates.items()
-        if found
+        f"{name} GFLOP/s by width {', '.join(f'{width}: {rate / 1e9:.0f}' for width, rate in rate_by_width.items())}"
+        for name, rate_by_width in rates.items()
+        if rate_by_width
     )
 
 
@@ -110,17 +110,17 @@ def link_rate(curve: Curve) -> float:
     return num_bytes / seconds
 
 
-def summary_lines(found: Calibration) -> Iterator[str]:
+def summary_lines(calibration: Calibration) -> Iterator[str]:
     """Yield what was measured, a column for each world."""
-    worlds = found.machine.worlds
-    yield found.source
+    worlds = calibration.machine.worlds
+    yield calibration.source
     yield f"{'ranks at once':<34}" + "".join(f"{size:>10}" for size in worlds)
     rows = {
         f"products of {precision}, GFLOP/s": [
-            max(product_rates(measured, precision).values()) / 1e9 for measured in found.measured
+            max(product_rates(measured, precision).values()) / 1e9 for measured in calibration.measured
         ]
         for precision in ("fp32", "bf16")
-        if product_rates(found.measured[0], precision)
+        if product_rates(calibration.measured[0], precision)
     }
     rows["memory, GB/s"] = [1e-9 / costs.memory_s for costs in worlds.values()]
     rows["launch of an operation, us"] = [costs.launch_s * 1e6 for costs in worlds.values()]
@@ -130,16 +130,16 @@ def summary_lines(found: Calibration) -> Iterator[str]:
         rows[f"{op}, beta, GB/s"] = [_beta(costs, op) for costs in worlds.values()]
     for name, values in rows.items():
         yield f"  {name:<32}" + "".join(f"{value:>10.3g}" if value else f"{'-':>10}" for value in values)
-    samples = [sample for world in found.measured for sample in world["samples"]]
+    samples = [sample for world in calibration.measured for sample in world["samples"]]
     if late := sum(sample.get("late", False) for sample in samples):
         yield (
             f"note: {late} of {len(samples)} operations differed by more than 5 % between two rounds, and there was no "
             "time for a third one"
         )
-    if found.load > _BUSY * found.cores:
+    if calibration.load > _BUSY * calibration.cores:
         yield (
-            f"note: other programs used the cores (load {found.load:.1f} on {found.cores:g}): collectives seem slower "
-            "than they are; measure again on an idle machine"
+            f"note: other programs used the cores (load {calibration.load:.1f} on {calibration.cores:g}): collectives "
+            "seem slower than they are; measure again on an idle machine"
         )
 
 

@@ -60,7 +60,7 @@ Sample = tuple[Work, float]
 
 def fit_cost(samples: Sequence[Sample]) -> Cost:
     """Fit the cost with the smallest relative errors in which no part is negative."""
-    work = np.array([[one.times, one.products, one.attention, one.num_bytes] for one, _ in samples])
+    work = np.array([[done.times, done.products, done.attention, done.num_bytes] for done, _ in samples])
     relative = work / np.array([[seconds] for _, seconds in samples])
     scales = np.where(relative.any(0), np.linalg.norm(relative, axis=0), 1.0)
     best, least = np.zeros(work.shape[1]), np.inf
@@ -68,11 +68,11 @@ def fit_cost(samples: Sequence[Sample]) -> Cost:
     for count in range(1, len(used) + 1):
         for columns in itertools.combinations(used, count):
             part = relative[:, columns] / scales[list(columns)]
-            found, *_ = np.linalg.lstsq(part, np.ones(len(samples)), rcond=None)
-            error = float(np.square(part @ found - 1).sum())
-            if (found >= 0).all() and error < least:
+            fitted, *_ = np.linalg.lstsq(part, np.ones(len(samples)), rcond=None)
+            error = float(np.square(part @ fitted - 1).sum())
+            if (fitted >= 0).all() and error < least:
                 best, least = np.zeros(work.shape[1]), error
-                best[list(columns)] = found / scales[list(columns)]
+                best[list(columns)] = fitted / scales[list(columns)]
     return Cost(*best.tolist())
 
 
@@ -85,11 +85,11 @@ class Curve:
     @classmethod
     def of(cls, samples: Sequence[tuple[float, float]]) -> Curve:
         """Return the curve through measured points; fewer bytes take at most as long as more of them."""
-        found, least = [], math.inf
+        points, least = [], math.inf
         for num_bytes, seconds in sorted(samples, reverse=True):
             least = min(least, seconds)
-            found.append((num_bytes, least))
-        return cls(tuple(reversed(found)))
+            points.append((num_bytes, least))
+        return cls(tuple(reversed(points)))
 
     def seconds(self, num_bytes: float) -> float:
         """Interpolate; a size below the first point takes as long as that, one above the last has the same rate."""

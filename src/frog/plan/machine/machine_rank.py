@@ -336,10 +336,10 @@ def main() -> None:
                 measure_stage(next(stage for stage in stages if stage.axis.size == size))
             dist.barrier()
     if rank == 0:
-        found = [
+        worlds = [
             {"world_size": stage.axis.size, "threads": stage.threads, "samples": stage.samples()} for stage in stages
         ]
-        (folder / "samples.json").write_text(json.dumps(found))
+        (folder / "samples.json").write_text(json.dumps(worlds))
     dist.barrier()
     leave(0)  # gloo may abort a process that unloads torch
 

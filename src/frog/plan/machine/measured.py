@@ -82,9 +82,11 @@ def _medians(own: RankHistory, segment: int) -> dict[str, float]:
     spans = own.spans
     recent = np.isin(spans.step, steps) & (spans.phase < len(STEP_PHASES))
     columns = [column[recent] for column in (spans.step, spans.phase, spans.start_ns, spans.end_ns)]
-    found = [_step_phases(*(column[columns[0] == step] for column in columns[1:])) for step in steps.tolist()]
-    found = [times for times in found if times]
-    return {name: float(np.median([times[name] for times in found])) for name in found[0]} if found else {}
+    phase_times = [_step_phases(*(column[columns[0] == step] for column in columns[1:])) for step in steps.tolist()]
+    phase_times = [times for times in phase_times if times]
+    if not phase_times:
+        return {}
+    return {name: float(np.median([times[name] for times in phase_times])) for name in phase_times[0]}
 
 
 def _step_phases(phases: Ints, starts: Ints, ends: Ints) -> dict[str, float]:
@@ -113,5 +115,6 @@ def prediction_lines(phases: dict[str, PhaseTime]) -> Iterator[str]:
     whole = PhaseTime(
         sum(phase.computing_s for phase in phases.values()), sum(phase.communicating_s for phase in phases.values())
     )
-    for name, one in {**phases, "step": whole}.items():
-        yield f"  {name:<26}{one.computing_s * 1e3:>12.1f}{one.communicating_s * 1e3:>15.1f}{one.total_s * 1e3:>10.1f}"
+    for name, phase in {**phases, "step": whole}.items():
+        times_ms = [phase.computing_s * 1e3, phase.communicating_s * 1e3, phase.total_s * 1e3]
+        yield f"  {name:<26}{times_ms[0]:>12.1f}{times_ms[1]:>15.1f}{times_ms[2]:>10.1f}"

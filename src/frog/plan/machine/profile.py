@@ -95,7 +95,7 @@ def _read_world(table: Any, place: str, size: int, problems: list[str]) -> World
         }
         for name in ("layer", "head")
     }
-    if any("fp32" not in found for found in precisions.values()):
+    if any("fp32" not in costs for costs in precisions.values()):
         problems.append(f"{place}: layer.fp32 and head.fp32 must be there")
     return WorldCosts(
         threads=threads if type(threads) is int else 1,

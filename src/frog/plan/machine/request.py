@@ -51,7 +51,9 @@ class Request:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Request:
         """Return the request of a JSON table."""
-        lists: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in table.items()}
+        lists: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in table.items()
+        }
         lists["worlds"] = tuple((size, threads) for size, threads in table["worlds"])
         lists["layers"] = tuple(LayerSize(**layer) for layer in table["layers"])
         return cls(**lists)

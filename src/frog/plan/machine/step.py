@@ -70,7 +70,7 @@ def uncovered(config: RunConfig, machine: Machine, network: SlowNetwork | None =
     """Return what no measured cost covers."""
     strategy, train = config.strategy, config.train
     measured = next(iter(machine.worlds.values())).layer
-    found = {
+    reasons = {
         f"strategy {strategy.entry.name}: no formula knows its traffic": not strategy.entry.has_formulas,
         "a mixture of experts: only dense layers are measured": config.model.num_local_experts is not None,
         f"train.precision={train.precision!r}: measured are {', '.join(measured)}": train.precision not in measured,
@@ -78,7 +78,7 @@ def uncovered(config: RunConfig, machine: Machine, network: SlowNetwork | None =
         f"strategy.compression={strategy.compression!r}: is not measured": strategy.compression != "off",
         "hybrid sharding over a slow network: has no formula": network is not None and strategy.shard is not None,
     }
-    return [what for what, applies in found.items() if applies]
+    return [what for what, applies in reasons.items() if applies]
 
 
 @dataclass(frozen=True)

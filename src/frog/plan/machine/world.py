@@ -47,8 +47,8 @@ def measure_worlds(request: Request, program: Sequence[str] = _PROGRAM) -> list[
             for process in processes:
                 kill_group(process.pid)
                 process.wait()
-        found: list[dict[str, Any]] = json.loads((folder / "samples.json").read_text())
-        return found
+        samples: list[dict[str, Any]] = json.loads((folder / "samples.json").read_text())
+        return samples
 
 
 def _start(words: list[str], output: Path) -> subprocess.Popen[bytes]:
@@ -80,8 +80,8 @@ def _fit_world(world: Mapping[str, Any]) -> WorldCosts:
         )
 
     def curves(kind: str) -> dict[str, Curve]:
-        found = samples.get(kind, {}).items()
-        return {name: Curve.of([(work.num_bytes, seconds) for work, seconds in points]) for name, points in found}
+        measured = samples.get(kind, {}).items()
+        return {name: Curve.of([(work.num_bytes, seconds) for work, seconds in points]) for name, points in measured}
 
     [(added, memory_s)], [(_, launch_s)] = samples["memory"]["add"], samples["launch"]["add"]
     [(multiplied, product_s)] = samples["reference"]["product"]
@@ -91,17 +91,17 @@ def _fit_world(world: Mapping[str, Any]) -> WorldCosts:
         launch_s=launch_s,
         memory_s=memory_s / added.num_bytes,
         optimizer=curves("optimizer")["adamw"],
-        layer={name: fit_cost(found) for name, found in samples["layer"].items()},
-        head={name: fit_cost(found) for name, found in samples["head"].items()},
+        layer={name: fit_cost(named_samples) for name, named_samples in samples["layer"].items()},
+        head={name: fit_cost(named_samples) for name, named_samples in samples["head"].items()},
         links=curves("link"),
     )
 
 
 def product_rates(world: Mapping[str, Any], precision: str) -> dict[int, float]:
     """Return the operations per second of square products by their width."""
-    found = {}
+    rates = {}
     for sample in world["samples"]:
         kind, _, width = sample["name"].partition(" ")
         if sample["kind"] == "product" and kind == precision:
-            found[int(width)] = 2 * int(width) ** 3 / sample["seconds"]
-    return found
+            rates[int(width)] = 2 * int(width) ** 3 / sample["seconds"]
+    return rates

@@ -77,13 +77,13 @@ def _launch_network(run: RecordedRun) -> tuple[LinkSettings | None, LinkFigures 
 def axis_groups(axis: str, places: Mapping[int, Mapping[str, int]]) -> list[list[int]]:
     """Return the ranks of the world in the groups of an axis, each in order; empty if the axis is unknown."""
     along = _WHOLE.get(axis, (axis,))
-    found: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank in sorted(places):
         place = places[rank]
         if axis != "world" and not set(along) <= place.keys():
             return []
-        found.setdefault(tuple((name, at) for name, at in place.items() if name not in along), []).append(rank)
-    return list(found.values()) if axis != "world" else [sorted(places)]
+        groups.setdefault(tuple((name, at) for name, at in place.items() if name not in along), []).append(rank)
+    return list(groups.values()) if axis != "world" else [sorted(places)]
 
 
 def _times(
@@ -106,12 +106,12 @@ def _times(
         for (op, axis, _, _), own in calls.items()
         if axis in crossing and len(own) == len(ranks)
     ]
-    found: dict[Kind, list[float]] = {}
+    seconds: dict[Kind, list[float]] = {}
     before_ns = 0
     for call in sorted(whole, key=lambda call: call.end_ns):
-        found.setdefault(call.kind, []).append((call.end_ns - max(call.ready_ns, before_ns)) / 1e9)
+        seconds.setdefault(call.kind, []).append((call.end_ns - max(call.ready_ns, before_ns)) / 1e9)
         before_ns = call.end_ns
-    return found
+    return seconds
 
 
 def _gather(own: RankHistory, segment: int, calls: dict[tuple[str, str, int, int], list[tuple[int, int, int]]]) -> None:

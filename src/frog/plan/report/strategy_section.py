@@ -83,7 +83,7 @@ def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
         "step": seen.step,
         "num_steps": len(seen.ranks[0].steps),
         "traffic": traffic,
-        "detail": max(traffic, key=lambda one: one["sent_bytes"]) if traffic else None,
+        "detail": max(traffic, key=lambda rank_traffic: rank_traffic["sent_bytes"]) if traffic else None,
         "ranks_differ": len({round(sent["sent_bytes"]) for sent in traffic}) > 1,
         "memory": _memory(seen),
         "overlap": _overlap(seen),
@@ -165,14 +165,14 @@ def _collectives_of(recent: Recent, step: int) -> list[CollectiveEvent]:
 def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
     """Return one rank's traffic in one step, by axis and operation, and the total. Receives count on the sender."""
     reported = _collectives_of(recent, seen.step)
-    found = [
+    rows = [
         row for row in compare_step(seen.config, seen.world_size, recent.rank, reported, seen.step) if row.op != "recv"
     ]
-    sent, expected = sum(row.sent_bytes for row in found), sum(row.expected_bytes for row in found)
+    sent, expected = sum(row.sent_bytes for row in rows), sum(row.expected_bytes for row in rows)
     return {
         "rank": recent.rank,
-        "rows": [row for row in found if row.expected or row.sent_bytes > expected / 100],
-        "num_messages": sum(row.num_messages for row in found),
+        "rows": [row for row in rows if row.expected or row.sent_bytes > expected / 100],
+        "num_messages": sum(row.num_messages for row in rows),
         "sent_bytes": sent,
         "expected_bytes": expected,
         "ratio": sent / expected if expected else None,

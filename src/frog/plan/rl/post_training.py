@@ -143,15 +143,15 @@ class PostTraining:
         Raises:  ConfigError if not even one fits.
         """
         room = self.usable * self.server.cluster.gpu.memory - self.kept_bytes
-        found = self.server.largest_batch(self.prompt, self.mean_length, room)
-        if not found:
+        num_fitting = self.server.largest_batch(self.prompt, self.mean_length, room)
+        if not num_fitting:
             weights = (self.server.held_weights + CONTEXT_BYTES) / 2**30
             raise ConfigError(
                 f"no sequence fits next to the generator's weights: {weights:.1f} GiB with CUDA, of "
                 f"{max(0.0, room) / 2**30:.1f} GiB that are free on a GPU",
                 "a larger --generator-tp, more GPUs, --offload yes, or --generator-gpus of its own",
             )
-        return min(found, -(-self.sequences // self.replicas))
+        return min(num_fitting, -(-self.sequences // self.replicas))
 
     @property
     def fits(self) -> bool:
@@ -226,5 +226,5 @@ class PostTraining:
 
 def quantile_lengths(mean: int, longest: int) -> tuple[int, ...]:
     """Return the lengths that represent responses with this mean, of which the longest has `longest` tokens."""
-    found = spread_lengths(mean, longest, 256)
-    return (*found[:-1], longest) if mean < longest else tuple(found)
+    lengths = spread_lengths(mean, longest, 256)
+    return (*lengths[:-1], longest) if mean < longest else tuple(lengths)

@@ -43,8 +43,8 @@ def _rate_of(mean: float) -> float:
     low, high = -700.0, 700.0
     for _ in range(100):
         rate = (low + high) / 2
-        found = 0.5 if abs(rate) < 1e-6 else 1 / rate - 1 / math.expm1(rate)
-        low, high = (rate, high) if found > mean else (low, rate)
+        mean_at_rate = 0.5 if abs(rate) < 1e-6 else 1 / rate - 1 / math.expm1(rate)
+        low, high = (rate, high) if mean_at_rate > mean else (low, rate)
     return (low + high) / 2
 
 

@@ -44,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     num_layouts: int
@@ -112,7 +112,7 @@ def search(
     constants: Constants = FITTED,
     axes: Sequence[str] = AXES,
     adapters: Adapters | None = None,
-) -> Found:
+) -> SearchResult:
     """Return the best layouts on the first number of GPUs, and the front over all of them.
 
     zeros, axes: kinds of sharding, and axes next to dp, that the program has. Time and memory are those of `estimate`:
@@ -142,7 +142,8 @@ def search(
     )
     best = [most.candidate(place) for place in islice(most.of_each_mesh(), _BEST)] if most else []
     num_fitting = int(fits.sum())
-    return Found(len(grid), num_fitting, sorted(best, key=lambda one: one.step_s), _undominated(points), most)
+    best.sort(key=lambda candidate: candidate.step_s)
+    return SearchResult(len(grid), num_fitting, best, _undominated(points), most)
 
 
 def _undominated(points: Sequence[Candidate]) -> list[Candidate]:
@@ -152,8 +153,8 @@ def _undominated(points: Sequence[Candidate]) -> list[Candidate]:
     def is_beaten(mine: tuple[float, ...]) -> bool:
         return any(other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for other in sizes)
 
-    kept = [one for one, mine in zip(points, sizes, strict=True) if not is_beaten(mine)]
-    return sorted(kept, key=lambda one: one.step_s)
+    kept = [candidate for candidate, mine in zip(points, sizes, strict=True) if not is_beaten(mine)]
+    return sorted(kept, key=lambda candidate: candidate.step_s)
 
 
 def base_of(layout: Layout) -> Layout:
@@ -161,12 +162,12 @@ def base_of(layout: Layout) -> Layout:
     return Layout(layout.seq_len, layout.global_batch, precision=layout.precision, traits=layout.traits)
 
 
-def what_binds(found: Found, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[str] = AXES) -> dict[str, float]:
+def what_binds(result: SearchResult, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[str] = AXES) -> dict[str, float]:
     """Return how much faster the best layout would be, as a fraction of its time, with twice as much of each resource.
 
     With twice the memory another layout may be the fastest; a batch twice as large counts per token.
     """
-    best = found.best[0]
+    best = result.best[0]
     run = best.run
     clusters = {
         "the arithmetic of a GPU": _faster(run.cluster, _ARITHMETIC),

@@ -103,12 +103,12 @@ def _layer_kinds(
         key = (key << 12) + column
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     kinds = _OneLayer(model, cluster, constants)
-    found = []
+    rows = []
     for candidate in first:
         layout = grid.layout(candidate, base)
         dense, mixture, head = kinds.seconds(layout)
         usual = mixture if model.moe_layers else dense
-        found.append(
+        rows.append(
             (
                 usual,
                 head + (usual + head) * model.prediction_layers,
@@ -116,7 +116,7 @@ def _layer_kinds(
                 *kinds.memory(layout),
             )
         )
-    return _Kinds(*np.array(found, dtype=float).reshape(-1, len(fields(_Kinds))).T), place
+    return _Kinds(*np.array(rows, dtype=float).reshape(-1, len(fields(_Kinds))).T), place
 
 
 def _mesh_groups(grid: Grid) -> tuple[Column, Column]:

@@ -16,7 +16,7 @@ from frog.core.files import write_atomic
 from frog.core.schema import parse_toml
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.plan_text import layout_words
-from frog.plan.search.best import Candidate, Found
+from frog.plan.search.best import Candidate, SearchResult
 from frog.plan.search.page import front_page
 from frog.plan.search.program_files import PROGRAM_FILES, NotExpressibleError, program_files
 
@@ -40,9 +40,9 @@ def check_folder(folder: Path) -> None:
 
 def write_files(
     folder: Path,
-    found: Found,
-    for_frog: Found | None,
-    of_program: tuple[str, Found] | None,
+    result: SearchResult,
+    for_frog: SearchResult | None,
+    of_program: tuple[str, SearchResult] | None,
     config: Mapping[str, Any] | None,
     cluster_name: str,
     steps: int,
@@ -54,7 +54,7 @@ def write_files(
     of_program: another program's name, and the result of a search for layouts that its options can state.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / _PAGE, front_page(found, cluster_name))
+    write_atomic(folder / _PAGE, front_page(result, cluster_name))
     lines = [f"{folder / _PAGE}: the front of time and memory"]
     if config is None:
         return [*lines, "no run file: the search was not for a config.json"]
@@ -76,11 +76,11 @@ def write_files(
 
 
 def _write_program(
-    folder: Path, software: str, found: Found, config: Mapping[str, Any], cluster_name: str, steps: int
+    folder: Path, software: str, result: SearchResult, config: Mapping[str, Any], cluster_name: str, steps: int
 ) -> list[str]:
     """Write what a program reads for the fastest layout that its options can state; return lines that say so."""
     why = "none of the layouts that its options can state fits"
-    for candidate in islice(found.others(), _TRIED):
+    for candidate in islice(result.others(), _TRIED):
         try:
             files = program_files(software, candidate, config, folder, steps, cluster_name)
         except NotExpressibleError as problem:

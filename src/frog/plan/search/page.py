@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from frog.plan.plan_text import layout_words
-from frog.plan.search.best import Candidate, Found
+from frog.plan.search.best import Candidate, SearchResult
 
 _GIB = 2**30
 _WIDTH, _HEIGHT = 760, 420
@@ -35,10 +35,10 @@ class _Axes:
         return round(_HEIGHT - _BOTTOM - gib / self.most_gib * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 
-def front_page(found: Found, cluster_name: str) -> str:
+def front_page(result: SearchResult, cluster_name: str) -> str:
     """Return a page, without scripts, with the layouts that no other beats in step time, memory and GPU-hours."""
     env = jinja2.Environment(loader=jinja2.PackageLoader("frog.plan.search", "."), autoescape=True)
-    drawing = _drawing(found.front) if found.front else None
+    drawing = _drawing(result.front) if result.front else None
     rows = [
         {
             "gpus": candidate.run.layout.num_gpus,
@@ -48,10 +48,10 @@ def front_page(found: Found, cluster_name: str) -> str:
             "mfu": f"{100 * candidate.mfu:.1f}",
             "gpu_hours": f"{candidate.gpu_s / 3600:.3g}",
         }
-        for candidate in found.front
+        for candidate in result.front
     ]
     page = env.get_template("front.html.jinja")
-    return page.render(found=found, cluster=cluster_name, drawing=drawing, rows=rows) + "\n"
+    return page.render(result=result, cluster=cluster_name, drawing=drawing, rows=rows) + "\n"
 
 
 def _drawing(front: Sequence[Candidate]) -> dict[str, Any]:

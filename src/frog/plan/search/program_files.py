@@ -223,7 +223,7 @@ def _titan_parallelism(asked: _Request) -> dict[str, Any]:
     if layout.shard % layout.cp:
         raise NotExpressibleError("torchtitan shards over whole groups of context parallelism")
     shards = layout.shard // layout.cp
-    found: dict[str, Any] = {
+    degrees: dict[str, Any] = {
         "data_parallel_replicate_degree": layout.dp // shards,
         "data_parallel_shard_degree": shards,
         "tensor_parallel_degree": layout.tp,
@@ -233,19 +233,19 @@ def _titan_parallelism(asked: _Request) -> dict[str, Any]:
     if layout.ep > 1:
         if layout.shard * layout.tp % layout.ep:
             raise NotExpressibleError("torchtitan divides experts among the ranks that share the parameters")
-        found["expert_parallel_degree"] = layout.ep
+        degrees["expert_parallel_degree"] = layout.ep
     if layout.pp > 1:
         stages = layout.pp * layout.virtual_stages
         if asked.model.layers % stages:
             raise NotExpressibleError("torchtitan's stages have equal numbers of layers")
-        found |= {
+        degrees |= {
             "pipeline_parallel_schedule": "1F1B" if layout.virtual_stages == 1 else "Interleaved1F1B",
             "pipeline_parallel_layers_per_stage": asked.model.layers // stages,
             "pipeline_parallel_first_stage_less_layers": 0,
             "pipeline_parallel_last_stage_less_layers": 0,
             "pipeline_parallel_microbatch_size": layout.micro_batch,
         }
-    return found
+    return degrees
 
 
 def _titan_function(
@@ -444,10 +444,10 @@ def _half(layout: Layout) -> str:
 
 def _layer_class(asked: _Request) -> str:
     """Return the class of a layer in transformers, which FSDP wraps."""
-    found = _LAYER_CLASSES.get(asked.kind)
-    if found is None:
+    layer_class = _LAYER_CLASSES.get(asked.kind)
+    if layer_class is None:
         raise NotExpressibleError(f"Frog does not know the name of a layer of {asked.kind} in transformers")
-    return found
+    return layer_class
 
 
 _LAYER_CLASSES = {

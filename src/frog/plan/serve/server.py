@@ -147,12 +147,12 @@ class Server:
         if alone > usable_bytes:
             return 0
         fixed = full.weights + full.context + full.activations
-        found = max(1, math.floor((usable_bytes - fixed) / each))
-        while found > 1 and self.memory(found, prompt, generate).total > usable_bytes:
-            found -= 1
-        while self.memory(found + 1, prompt, generate).total <= usable_bytes:
-            found += 1
-        return found
+        batch = max(1, math.floor((usable_bytes - fixed) / each))
+        while batch > 1 and self.memory(batch, prompt, generate).total > usable_bytes:
+            batch -= 1
+        while self.memory(batch + 1, prompt, generate).total <= usable_bytes:
+            batch += 1
+        return batch
 
     # ---- one output token --------------------------------------------------------------------------------------------
 
@@ -194,15 +194,15 @@ class Server:
             split = [part_of(pair, model.hidden, self.tp) for pair in pairs]
             return [_Product(*pair, size, rows, num, matrices) for pair in split]
 
-        found = parts(model.attention_products(), model.layers) + parts(model.ffn_products(model.ffn), dense)
+        products = parts(model.attention_products(), model.layers) + parts(model.ffn_products(model.ffn), dense)
         if mixture:
             shared = model.ffn_products(model.expert_ffn * model.shared_experts) if model.shared_experts else []
-            found += [*parts(shared, mixture), _Product(model.hidden, model.experts, 2, batch, mixture)]
+            products += [*parts(shared, mixture), _Product(model.hidden, model.experts, 2, batch, mixture)]
             touched = touched_experts(model, batch)
             rows = batch * model.experts_per_token / touched
-            found += parts(model.ffn_products(model.expert_ffn), mixture, rows, touched)
-        found.append(_Product(model.hidden, model.vocab / self.tp, 2, batch, 1))
-        return found
+            products += parts(model.ffn_products(model.expert_ffn), mixture, rows, touched)
+        products.append(_Product(model.hidden, model.vocab / self.tp, 2, batch, 1))
+        return products
 
     def _attention(self, batch: float, context: float) -> float:
         """Return the seconds in which attention reads the cache of all sequences, or computes with it."""

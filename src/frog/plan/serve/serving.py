@@ -91,14 +91,14 @@ def check_server(server: Server) -> None:
         raise UsageError("serving is planned for GPUs only", "name a cluster of GPUs, such as --cluster h100x8")
     if problems := model.problems():
         raise ConfigError("; ".join(problems))
-    found = [f"heads={model.heads} do not divide by tp={tp}"] if model.heads % tp else []
+    uneven = [f"heads={model.heads} do not divide by tp={tp}"] if model.heads % tp else []
     if model.kv_heads % tp and tp % model.kv_heads and model.latent is None:
-        found.append(f"kv_heads={model.kv_heads} neither divide by tp={tp} nor divide it")
+        uneven.append(f"kv_heads={model.kv_heads} neither divide by tp={tp} nor divide it")
     if model.layers > model.moe_layers and model.ffn % tp:
-        found.append(f"ffn={model.ffn} does not divide by tp={tp}")
+        uneven.append(f"ffn={model.ffn} does not divide by tp={tp}")
     if model.moe_layers and model.expert_ffn % tp:
-        found.append(f"expert_ffn={model.expert_ffn} does not divide by tp={tp}")
-    if found:
-        raise ConfigError("; ".join(found), "another --tp")
+        uneven.append(f"expert_ffn={model.expert_ffn} does not divide by tp={tp}")
+    if uneven:
+        raise ConfigError("; ".join(uneven), "another --tp")
     if 1 in (server.weight_bytes, server.cache_bytes) and not gpu.peak_fp8:
         raise ConfigError(f"{gpu.name} has no float8 products", "--precision bf16 and --kv-cache-dtype auto")

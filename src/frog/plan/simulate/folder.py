@@ -185,7 +185,7 @@ class _RankTimeline:
         """The phase that it never finished."""
 
     def lines(self) -> list[dict[str, Any]]:
-        found = []
+        lines = []
         for record in self._records:
             start, end = self._at(record.start), self._at(record.end)
             if not math.isfinite(end):
@@ -196,11 +196,11 @@ class _RankTimeline:
                 continue
             event = {"event": "span", "step": record.step, "phase": record.phase, "start_ns": to_ns(start)}
             if isinstance(record, Span):
-                found.append({**event, "micro": record.micro, "end_ns": to_ns(end) - 1})
+                lines.append({**event, "micro": record.micro, "end_ns": to_ns(end) - 1})
             else:
-                found.append(self._collective(record, start, end))
-        self._number(found)
-        return found
+                lines.append(self._collective(record, start, end))
+        self._number(lines)
+        return lines
 
     def _collective(self, call: Call, start: float, end: float) -> dict[str, Any]:
         wait = self._at(call.wait)
@@ -210,9 +210,9 @@ class _RankTimeline:
             "payload_bytes": call.payload_bytes, "seq": 0, "end_ns": to_ns(end), "wait_ns": wait_ns,
         }  # fmt: skip
 
-    def _number(self, found: list[dict[str, Any]]) -> None:
+    def _number(self, lines: list[dict[str, Any]]) -> None:
         """Number collectives in the order of their starts."""
-        calls = sorted((line for line in found if line["event"] == "collective"), key=lambda line: line["start_ns"])
+        calls = sorted((line for line in lines if line["event"] == "collective"), key=lambda line: line["start_ns"])
         for seq, line in enumerate(calls):
             line["seq"] = seq
 
