@@ -23,9 +23,9 @@ class DamagedCheckpoint:
 
 def find_damage(run: RecordedRun) -> list[DamagedCheckpoint]:
     """Return the checkpoints that are damaged now, and those that the run skipped when it resumed."""
-    found = [*_on_disk(run), *_passed_over(run)]
-    first = {(checkpoint.step, checkpoint.damage.cause): checkpoint for checkpoint in reversed(found)}
-    return sorted(first.values(), key=lambda one: one.step)
+    damaged = [*_on_disk(run), *_passed_over(run)]
+    first = {(checkpoint.step, checkpoint.damage.cause): checkpoint for checkpoint in reversed(damaged)}
+    return sorted(first.values(), key=lambda each: each.step)
 
 
 def _on_disk(run: RecordedRun) -> Iterator[DamagedCheckpoint]:
@@ -45,14 +45,15 @@ def _passed_over(run: RecordedRun) -> Iterator[DamagedCheckpoint]:
                 yield DamagedCheckpoint(damage.step, damage, f"events/rank_{rank}.jsonl, when the run resumed")
 
 
-def with_damage(found: Diagnosis, damaged: list[DamagedCheckpoint]) -> Diagnosis:
+def with_damage(diagnosis: Diagnosis, damaged: list[DamagedCheckpoint]) -> Diagnosis:
     """Add damaged checkpoints to a diagnosis; if a rank failed because of one, that checkpoint is the fault."""
     for checkpoint in damaged:
-        if found.fault in ("kill", "gone", "node") and (found.step, found.phase) == (checkpoint.step, "checkpoint"):
-            found = _died_over(found, checkpoint)
-        elif found.fault not in _WORDS or found.step != checkpoint.step:
-            found = found.with_more(also=(*found.also, of_checkpoint(checkpoint)))
-    return found
+        in_checkpoint = (diagnosis.step, diagnosis.phase) == (checkpoint.step, "checkpoint")
+        if diagnosis.fault in ("kill", "gone", "node") and in_checkpoint:
+            diagnosis = _died_over(diagnosis, checkpoint)
+        elif diagnosis.fault not in _WORDS or diagnosis.step != checkpoint.step:
+            diagnosis = diagnosis.with_more(also=(*diagnosis.also, of_checkpoint(checkpoint)))
+    return diagnosis
 
 
 def of_checkpoint(damaged: DamagedCheckpoint) -> Diagnosis:
@@ -81,14 +82,14 @@ _WORDS: dict[DamageCause, tuple[str, str]] = {
 """Descriptions of damage to a checkpoint, and advice."""
 
 
-def _died_over(found: Diagnosis, damaged: DamagedCheckpoint) -> Diagnosis:
+def _died_over(diagnosis: Diagnosis, damaged: DamagedCheckpoint) -> Diagnosis:
     own = of_checkpoint(damaged)
-    return found.with_more(
+    return diagnosis.with_more(
         _line(damaged),
         fault=damaged.damage.cause,
-        finding=f"{own.finding}; {found.finding}",
-        advice=f"{own.advice}\n{found.advice}",
-        rank=found.rank if damaged.damage.rank is None else damaged.damage.rank,
+        finding=f"{own.finding}; {diagnosis.finding}",
+        advice=f"{own.advice}\n{diagnosis.advice}",
+        rank=diagnosis.rank if damaged.damage.rank is None else damaged.damage.rank,
     )
 
 

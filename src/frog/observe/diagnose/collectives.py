@@ -122,9 +122,9 @@ class CollectiveCalls:
         axes = sorted({call.axis for calls in self._by_rank.values() for call in calls})
         sets = {axis: self.sets_of(axis) for axis in axes}
         world = [axis for axis in axes if sets[axis] == [self.case.ranks]]
-        found = [(world, self.case.ranks)] if world else []
-        found += [([axis], ranks) for axis in axes if axis not in world for ranks in sets[axis]]
-        return [{rank: self._called(rank, over) for rank in ranks} for over, ranks in found if len(ranks) > 1]
+        groups = [(world, self.case.ranks)] if world else []
+        groups += [([axis], ranks) for axis in axes if axis not in world for ranks in sets[axis]]
+        return [{rank: self._called(rank, over) for rank in ranks} for over, ranks in groups if len(ranks) > 1]
 
     def _called(self, rank: int, axes: list[str]) -> list[CollectiveCall]:
         return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in BETWEEN_TWO]
@@ -143,24 +143,24 @@ class CollectiveCalls:
     @cached_property
     def mismatch(self) -> Mismatch | None:
         """Return the mismatch that happened first, over all axes."""
-        found = [m for calls in self.sequences if (m := self._compare(calls)) is not None]
-        return min(found, key=lambda m: (m.expected.step or 0, m.expected.seq or 0), default=None)
+        mismatches = [m for calls in self.sequences if (m := self._compare(calls)) is not None]
+        return min(mismatches, key=lambda m: (m.expected.step or 0, m.expected.seq or 0), default=None)
 
     @cached_property
     def absence(self) -> Absence | None:
         """Return the first collective that some ranks of an axis began and others did not."""
-        found: list[Absence] = []
+        absences: list[Absence] = []
         for calls in self.sequences:
             shortest = min(map(len, calls.values()))
             waiting = {rank: seq[shortest] for rank, seq in calls.items() if len(seq) > shortest}
             if waiting and all(not call.ended for call in waiting.values()):
-                found.append(Absence(waiting, [rank for rank in calls if rank not in waiting]))
-        return min(found, key=lambda a: (a.call.step or 0, a.call.seq or 0), default=None)
+                absences.append(Absence(waiting, [rank for rank in calls if rank not in waiting]))
+        return min(absences, key=lambda a: (a.call.step or 0, a.call.seq or 0), default=None)
 
     def _compare(self, calls: Mapping[int, list[CollectiveCall]]) -> Mismatch | None:
         """Return the first mismatch between the ranks of an axis."""
         for index in range(max(map(len, calls.values()), default=0)):
-            here = {rank: found[index] for rank, found in calls.items() if len(found) > index}
+            here = {rank: called[index] for rank, called in calls.items() if len(called) > index}
             if len({call.key for call in here.values()}) > 1:
                 return self._judge(calls, here, index)
         return None
@@ -257,26 +257,26 @@ def _as_announced(calls: list[CollectiveCall], index: int) -> bool:
 def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
     """Return all calls of a rank, in the order in which it began them."""
     worker, beat, position = case.attempt.workers.get(rank), case.beat(rank), case.position(rank)
-    found: dict[int, CollectiveCall] = {}
+    by_seq: dict[int, CollectiveCall] = {}
     spans: dict[int, list[SpanEvent]] = {}
     for span in worker.of(SpanEvent) if worker else []:
         spans.setdefault(span.step, []).append(span)
     for event in worker.of(CollectiveEvent) if worker else []:
         phase = _phase_of(event.step, event, spans.get(event.step, []), beat, position)
-        found[event.seq] = CollectiveCall(
+        by_seq[event.seq] = CollectiveCall(
             event.step, phase, event.op, event.axis, event.payload_bytes, event.seq, True,
             event.end_ns, case.events_file(rank),
         )  # fmt: skip
     for call in beat.open if beat else []:
-        if beat is not None and call.seq not in found:
+        if beat is not None and call.seq not in by_seq:
             phase = _phase_of(beat.step, call, spans.get(beat.step, []), beat, position)
-            found[call.seq] = CollectiveCall(
+            by_seq[call.seq] = CollectiveCall(
                 beat.step, phase, call.op, call.axis, call.payload_bytes, call.seq, False,
                 call.start_ns, case.beat_file(rank),
             )  # fmt: skip
     # A call that began but left no trace is a gap in the numbering: later calls cannot be compared.
-    ordered = [found[seq] for number, seq in enumerate(sorted(found)) if seq == number]
-    if len(ordered) < len(found) or not all(call.ended for call in ordered):
+    ordered = [by_seq[seq] for number, seq in enumerate(sorted(by_seq)) if seq == number]
+    if len(ordered) < len(by_seq) or not all(call.ended for call in ordered):
         return ordered
     failed = failed_call(case, rank)  # in case a later attempt overwrote its heartbeat
     return [*ordered, failed] if failed is not None and failed.seq in (None, len(ordered)) else ordered

@@ -44,19 +44,19 @@ class Exchange:
 def slow_exchanges(case: Case, calls: CollectiveCalls) -> tuple[Diagnosis, float] | None:
     """Find collectives and messages between nodes that take a large part of each step; also return that share."""
     steps_s = _steps_s(case)
-    found = [exchange for exchange in _exchanges(case, calls) if exchange.step in steps_s]
+    measured = [exchange for exchange in _exchanges(case, calls) if exchange.step in steps_s]
     waited_s: dict[int, float] = defaultdict(float)
-    for exchange in found:
+    for exchange in measured:
         waited_s[exchange.step] += exchange.waited_s
     if not waited_s:
         return None
     share = median(waited_s[step] / seconds for step, seconds in steps_s.items())
-    slow = _slow_nodes(found)
+    slow = _slow_nodes(measured)
     least = _LEAST_SHARE_SIMULATED if case.run.is_simulated else _LEAST_SHARE
     if share < (_LEAST_SHARE_OF_SLOW if slow is not None else least):
         return None
     by_kind: dict[Kind, list[Exchange]] = defaultdict(list)
-    for exchange in found:
+    for exchange in measured:
         by_kind[exchange.kind].append(exchange)
     total_s = {kind: sum(exchange.waited_s for exchange in exchanges) for kind, exchanges in by_kind.items()}
     lines = [
@@ -69,7 +69,7 @@ def slow_exchanges(case: Case, calls: CollectiveCalls) -> tuple[Diagnosis, float
         nodes, times = slow
         where = f"node {nodes[0]}" if len(nodes) == 1 else "nodes " + " and ".join(map(str, nodes))
         cause = f"the network of {where} is slow: it takes {times:.1f} times as long as that of the other nodes; {what}"
-    found_slow = Diagnosis(
+    diagnosis = Diagnosis(
         "slow",
         cause,
         node_rank=slow[0][0] if slow is not None and len(slow[0]) == 1 else None,
@@ -80,7 +80,7 @@ def slow_exchanges(case: Case, calls: CollectiveCalls) -> tuple[Diagnosis, float
         advice="measure the links (nccl-tests between pairs of nodes, `ib_write_bw`, `ip -s link`); communicate less "
         "between nodes: larger micro-batches or more of them, a strategy with less traffic (`frog strategies`)",
     )
-    return found_slow, share
+    return diagnosis, share
 
 
 def _steps_s(case: Case) -> dict[int, float]:
@@ -130,14 +130,14 @@ _Key = tuple[str, str, int, int]
 def _calls_of(case: Case, rank: int) -> dict[_Key, tuple[int, _Call]]:
     """Return the payload and times of a rank's collectives."""
     count: dict[tuple[str, str, int], int] = defaultdict(int)
-    found = {}
+    by_key = {}
     worker = case.attempt.workers[rank]
     for event in sorted(worker.of(CollectiveEvent), key=lambda event: event.seq):
         if event.op not in BETWEEN_TWO:
             number = count[event.op, event.axis, event.step]
             count[event.op, event.axis, event.step] += 1
-            found[event.op, event.axis, event.step, number] = event.payload_bytes, _call(case, rank, event)
-    return found
+            by_key[event.op, event.axis, event.step, number] = event.payload_bytes, _call(case, rank, event)
+    return by_key
 
 
 def _call(case: Case, rank: int, event: CollectiveEvent) -> _Call:
@@ -149,15 +149,15 @@ def _call(case: Case, rank: int, event: CollectiveEvent) -> _Call:
 def _collectives(
     axis: str, ranks: list[int], nodes: frozenset[int], own: Mapping[int, Mapping[_Key, tuple[int, _Call]]]
 ) -> Iterator[Exchange]:
-    found = []
+    complete = []
     for key in (key for key in own[ranks[0]] if key[1] == axis):
         parts = [own[rank][key] for rank in ranks if key in own[rank]]
         if len(parts) == len(ranks):
             calls = [call for _, call in parts]
             ends_ns = max(call.end_ns for call in calls)
-            found.append((ends_ns, key[2], (key[0], axis, parts[0][0], len(ranks)), calls))
+            complete.append((ends_ns, key[2], (key[0], axis, parts[0][0], len(ranks)), calls))
     before_ns = 0
-    for ends_ns, step, kind, calls in sorted(found):
+    for ends_ns, step, kind, calls in sorted(complete):
         ready_ns = max(call.start_ns for call in calls)
         waited_ns = sum(max(0, min(call.wait_ns, call.end_ns - ready_ns)) for call in calls)
         yield Exchange(kind, nodes, step, (ends_ns - max(ready_ns, before_ns)) / 1e9, waited_ns / 1e9)
@@ -198,10 +198,10 @@ def _nodes(case: Case, ranks: list[int]) -> frozenset[int]:
     return frozenset(node for rank in ranks if (node := case.attempt.node_of(rank)) is not None)
 
 
-def _slow_nodes(found: list[Exchange]) -> tuple[list[int], float] | None:
+def _slow_nodes(exchanges: list[Exchange]) -> tuple[list[int], float] | None:
     """Return the nodes that all slow exchanges have in common and no other has, and how much slower those are."""
     times: dict[Kind, dict[frozenset[int], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for exchange in found:
+    for exchange in exchanges:
         times[exchange.kind][exchange.nodes].append(exchange.transfer_s)
     slow: list[frozenset[int]] = []
     fast: set[int] = set()

@@ -37,14 +37,14 @@ def diagnose_paths(texts: Sequence[str]) -> Answer:
     """
     places = [_find(text) for text in texts]
     others = [path for path in places if isinstance(path, Path)]
-    found = [_of_own_run(folder) for folder in places if isinstance(folder, RunFolder)]
+    diagnoses = [_of_own_run(folder) for folder in places if isinstance(folder, RunFolder)]
     explanation = None
     if others:
         from frog.observe.diagnose.program.program_diagnosis import diagnose_all
 
         diagnosis, explanation = diagnose_all(others)
-        found.append(_with_kind(diagnosis, explanation))
-    first, *rest = found
+        diagnoses.append(_with_kind(diagnosis, explanation))
+    first, *rest = diagnoses
     name = ", ".join(str(each.path if isinstance(each, RunFolder) else each) for each in places)
     return Answer(name, first.with_more(also=(*first.also, *rest)), explanation)
 

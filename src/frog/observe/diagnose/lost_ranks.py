@@ -98,7 +98,9 @@ def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) ->
     if gone is not None:
         return "node", f"was lost with its node, {gone.host},", True
     killed = case.left_out(rank) or case.hang(rank)
-    last_ns = killed.unix_ns if killed is not None else began_ns if exit_event is None else None
+    last_ns = began_ns if exit_event is None else None
+    if killed is not None:
+        last_ns = killed.unix_ns
     if beat is not None and last_ns is not None and (last_ns - beat.unix_ns) / 1e9 > _SILENT_S:
         return "stop", "was stopped", killed is not None
     if killed is not None:

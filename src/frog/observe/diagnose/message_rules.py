@@ -41,10 +41,10 @@ class Deviation:
 
 def changed_message(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """Find a rank that sent or received different messages than in its first step."""
-    found = [one for rank in case.ranks if (one := _first_deviation(rank, calls.of(rank))) is not None]
-    if not found:
+    deviations = [deviation for rank in case.ranks if (deviation := _first_deviation(rank, calls.of(rank))) is not None]
+    if not deviations:
         return None
-    first = min(found, key=lambda one: one.step)
+    first = min(deviations, key=lambda deviation: deviation.step)
     rank, call = first.rank, first.call
     findings = {
         "shape": f"rank {rank} began {first.found} instead of {first.expected} as in earlier steps: a tensor of the "

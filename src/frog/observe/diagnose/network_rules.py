@@ -62,8 +62,8 @@ def node_gone(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         quiet = all(case.silent(rank) and case.exit(rank) is None for rank in ranks)
         others_spoke = any(case.error(rank) for rank in case.ranks if rank not in ranks)
         if quiet and others_spoke and max(signs) - min(signs) < _TOGETHER_NS:
-            found = _lost_node(case, calls, ranks, f"node {node}", [])
-            return found.with_more(certain=len(ranks) > 1)
+            diagnosis = _lost_node(case, calls, ranks, f"node {node}", [])
+            return diagnosis.with_more(certain=len(ranks) > 1)
     return None
 
 
@@ -106,37 +106,37 @@ def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
 
 def different_call(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """Find a rank that called a different collective than the other ranks of its axis."""
-    found = calls.mismatch
-    if found is None:
+    mismatch = calls.mismatch
+    if mismatch is None:
         return None
-    rank, mine, theirs = found.odd, found.odd_call, found.expected
-    others = span(list(found.others))
-    call = theirs if found.kind == "missing" or mine is None else mine
+    rank, mine, theirs = mismatch.odd, mismatch.odd_call, mismatch.expected
+    others = span(list(mismatch.others))
+    call = theirs if mismatch.kind == "missing" or mine is None else mine
     lines = [
         note(case.attempt.unix_ns(rank, mine.mono_ns), f"rank {rank}", f"began {mine} in step {mine.step}"
              + (f", {mine.phase}" if mine.phase else ""), mine.file)
     ] if mine is not None else []  # fmt: skip
-    for other, own in list(found.others.items())[:3]:
+    for other, own in list(mismatch.others.items())[:3]:
         where = f" in step {own.step}" + (f", {own.phase}" if own.phase else "")
         lines.append(note(case.attempt.unix_ns(other, own.mono_ns), f"rank {other}", f"began {own}{where}", own.file))
-    lines.append(f"{'':12}  each is its rank's call no. {found.index} over these connections: {found.why}")
+    lines.append(f"{'':12}  each is its rank's call no. {mismatch.index} over these connections: {mismatch.why}")
     findings = {
         "shape": f"rank {rank} called {mine} where {others} called {theirs}: a tensor of the wrong size",
         "extra": f"rank {rank} called {mine}, which {others} did not call: an extra collective",
         "missing": f"rank {rank} skipped {theirs}, which {others} called: a missing collective",
     }
-    doubt = "" if found.certain else f" (or the reverse: {others} are {len(found.others)} against one)"
-    if found.is_guess:
-        doubt = f" ({found.why})"
+    doubt = "" if mismatch.certain else f" (or the reverse: {others} are {len(mismatch.others)} against one)"
+    if mismatch.is_guess:
+        doubt = f" ({mismatch.why})"
     return Diagnosis(
-        found.kind,
-        f"{findings[found.kind]}, in step {call.step}" + (f", {call.phase}" if call.phase else "") + doubt,
+        mismatch.kind,
+        f"{findings[mismatch.kind]}, in step {call.step}" + (f", {call.phase}" if call.phase else "") + doubt,
         rank=rank,
         node_rank=case.attempt.node_of(rank),
         step=call.step,
         phase=call.phase,
         collective=str(call),
-        certain=found.certain,
+        certain=mismatch.certain,
         evidence=(*lines, *(line for r in case.ranks for line in (case.report_error(r), case.report_exit(r)) if line)),
         advice="every rank of an axis must call the same collectives, with the same sizes, in the same order: look "
         "for a "

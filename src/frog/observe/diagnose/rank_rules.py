@@ -49,15 +49,15 @@ def own_error(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     for_cause = {"not_finite": _not_finite, "no_space": _full_disk, **dict.fromkeys(get_args(DamageCause), _no_trust)}
     if error.facts.cause in for_cause:
         return for_cause[error.facts.cause](case, calls, rank, error)
-    found = _base(case, calls, rank)
+    diagnosis = _base(case, calls, rank)
     if _is_usage(error.kind):
-        return found.with_more(
+        return diagnosis.with_more(
             fault="usage",
             finding=f"{_several(case)} refused to start: {error.first_line}",
             advice=error.hint or "correct the setting that the message names, and start again",
         )
     if error.facts.cause == "no_memory":
-        return found.with_more(
+        return diagnosis.with_more(
             fault="memory",
             finding=f"rank {rank} ran out of memory {case.where(rank)}: {error.first_line}",
             advice="use smaller micro-batches: raise train.grad_accum; `frog strategies` compares the memory of "
@@ -67,7 +67,7 @@ def own_error(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         f"the traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
         f"the program itself raised this error; once it is fixed: `{case.run.folder.resume_command}`"
     )
-    return found.with_more(
+    return diagnosis.with_more(
         fault="raise",
         finding=f"rank {rank} raised {error.kind} {case.where(rank)}: {error.first_line}",
         advice=advice,
@@ -90,8 +90,8 @@ def _several(case: Case) -> str:
 
 
 def _is_usage(kind: str) -> bool:
-    found = getattr(errors, kind, None)
-    return isinstance(found, type) and issubclass(found, FrogError) and issubclass(found, UsageError)
+    error_class = getattr(errors, kind, None)
+    return isinstance(error_class, type) and issubclass(error_class, FrogError) and issubclass(error_class, UsageError)
 
 
 def _name(case: Case) -> str:
@@ -102,7 +102,7 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
     """Report a loss or gradient that is not finite. All ranks raise the error, which lists the ranks that caused it."""
     culprits = error.facts.not_finite
     position = case.position(rank)
-    found = _base(case, calls, culprits[0].rank if culprits else rank).with_more(
+    diagnosis = _base(case, calls, culprits[0].rank if culprits else rank).with_more(
         *(
             f"{'':12}  rank {culprit.rank}: loss {culprit.loss}, gradient norm {culprit.grad_norm}, "
             f"samples {list(culprit.sample_ids)}"
@@ -113,7 +113,7 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
         phase="backward",
     )
     if not culprits:
-        return found.with_more(
+        return diagnosis.with_more(
             rank=None,
             node_rank=None,
             certain=False,
@@ -125,7 +125,7 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
     what, phase = ("the loss", "forward") if first.of_loss else ("a gradient", "backward")
     made = "forward" if first.of_loss else "backward, or between that and the reduction"
     whose = span([culprit.rank for culprit in culprits])
-    return found.with_more(
+    return diagnosis.with_more(
         phase=phase,
         finding=f"{what} of {whose} was not finite in step {position.step} (loss {first.loss}, gradient norm "
         f"{first.grad_norm}); it arose in {made}, and all ranks stopped before the optimizer changed a weight",
@@ -135,12 +135,12 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
 
 
 def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
-    found, saved = _base(case, calls, rank), error.facts.step
-    step, phase = (saved, "checkpoint") if saved is not None else (found.step, found.phase)
+    diagnosis, saved = _base(case, calls, rank), error.facts.step
+    step, phase = (saved, "checkpoint") if saved is not None else (diagnosis.step, diagnosis.phase)
     doing = f"writing its part of the checkpoint of step {saved}" if saved is not None else case.where(rank)
     steps = case.run.folder.checkpoint_steps()
     kept = f"the last complete checkpoint is from step {steps[-1]}" if steps else "there is no checkpoint yet"
-    return found.with_more(
+    return diagnosis.with_more(
         fault="disk",
         step=step,
         phase=phase,
@@ -174,10 +174,10 @@ def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         how = f"no heartbeat for {waited:.0f} s, until the watchdog killed it"
         certain = True
     else:
-        found = _fell_silent(case)
-        if found is None:
+        silence = _fell_silent(case)
+        if silence is None:
             return None
-        rank, before_s = found
+        rank, before_s = silence
         how = f"its heartbeat stopped {before_s:.0f} s before the others timed out"
         certain = case.signal_of(rank) is None or case.signal_of(rank) == "SIGTERM"
     return _base(case, calls, rank).with_more(
@@ -254,17 +254,21 @@ def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         return _ended_unseen(case, calls, noticed[0])
     if not dead:
         return None
-    rank = min(dead, key=lambda r: event.unix_ns if (event := case.exit(r)) else 0)
+    exited_ns = {}
+    for each in dead:
+        event = case.exit(each)
+        exited_ns[each] = event.unix_ns if event is not None else 0
+    rank = min(dead, key=lambda r: exited_ns[r])
     name = case.signal_of(rank)
-    found = _base(case, calls, rank)
+    diagnosis = _base(case, calls, rank)
     if name == "SIGKILL":
-        return found.with_more(
+        return diagnosis.with_more(
             fault="kill",
             finding=f"rank {rank} was killed by SIGKILL {case.where(rank)}",
             advice="SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: "
             f"`dmesg | grep -i oom`, `sacct -j JOB --format=MaxRSS`\n{_again(case)}",
         )
-    return found.with_more(
+    return diagnosis.with_more(
         fault="crash",
         finding=f"rank {rank} crashed with {name} {case.where(rank)}",
         advice="SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, or a "
@@ -300,8 +304,8 @@ def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     if len(gone) == len(case.ranks):
         rank = gone[0] if len(gone) == 1 else None
         who = f"rank {rank}" if rank is not None else "all ranks"
-        found = Diagnosis("gone", "", evidence=tuple(case.report_position(r) for r in gone[:8]))
-        return found.with_more(
+        diagnosis = Diagnosis("gone", "", evidence=tuple(case.report_position(r) for r in gone[:8]))
+        return diagnosis.with_more(
             **(case.about(rank) if rank is not None else {}),
             fault="kill" if rank is not None else "gone",
             certain=False,

@@ -26,14 +26,14 @@ _LEAST_STEPS = 3
 
 def recorded_findings(history: History) -> list[Diagnosis]:
     """Return what the recorded numbers show, most important first."""
-    found = (
+    findings = (
         first_nan(history),
         shared_samples(history),
         same_order(history),
         rates_that_differ(history),
         norms_that_differ(history),
     )
-    return [record for record in found if record is not None]
+    return [record for record in findings if record is not None]
 
 
 def first_nan(history: History) -> Diagnosis | None:
@@ -47,7 +47,7 @@ def first_nan(history: History) -> Diagnosis | None:
     ]
     if not first:
         return None
-    step, _, name = min(first, key=lambda one: (one[0], one[2] != "loss", one[1]))
+    step, _, name = min(first, key=lambda loss: (loss[0], loss[2] != "loss", loss[1]))
     ranks = sorted(rank for at, rank, what in first if (at, what) == (step, name))
     alone = len(ranks) == 1 and len(history.ranks) > 1
     what = "loss" if name == "loss" else "gradient norm"
@@ -151,7 +151,7 @@ def norms_that_differ(history: History) -> Diagnosis | None:
 
 def _side_by_side(history: History, name: str) -> tuple[list[int], np.ndarray]:
     """Return the steps in which all ranks recorded a finite number, and the numbers: a row for each step."""
-    found = [
+    by_rank = [
         {
             int(step): float(value)
             for step, value in zip(own.steps, own.scalars[name], strict=True)
@@ -159,8 +159,8 @@ def _side_by_side(history: History, name: str) -> tuple[list[int], np.ndarray]:
         }
         for _, own in sorted(history.ranks.items())
     ]
-    steps = sorted(set.intersection(*map(set, found))) if len(found) > 1 else []
-    return steps, np.array([[each[step] for each in found] for step in steps]).reshape(len(steps), len(found))
+    steps = sorted(set.intersection(*map(set, by_rank))) if len(by_rank) > 1 else []
+    return steps, np.array([[each[step] for each in by_rank] for step in steps]).reshape(len(steps), len(by_rank))
 
 
 def _equal(row: np.ndarray) -> bool:

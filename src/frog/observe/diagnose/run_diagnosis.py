@@ -56,13 +56,13 @@ def diagnose(folder: RunFolder) -> Diagnosis:
     run = read_run(folder)
     if run.last is not None and is_active(folder):
         case = Case(run, run.last)
-        found = under_way(case, CollectiveCalls(case))
+        diagnosis = under_way(case, CollectiveCalls(case))
     else:
-        found = _of_ended(run)
-    found = with_lost_ranks(found, run, find_changes(run.attempts))
+        diagnosis = _of_ended(run)
+    diagnosis = with_lost_ranks(diagnosis, run, find_changes(run.attempts))
     if run.is_simulated:
-        found = of_simulation(found)
-    return found.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
+        diagnosis = of_simulation(diagnosis)
+    return diagnosis.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
 
 
 def _of_ended(run: RecordedRun) -> Diagnosis:
@@ -70,20 +70,20 @@ def _of_ended(run: RecordedRun) -> Diagnosis:
     went_on = survived(find_changes(run.attempts))
     failed = [a for number, a in enumerate(run.attempts) if number not in went_on and has_failed(run, a)]
     if not failed:
-        found = _of_good(run)
-        if damage and found.fault == "none":
-            return replace(of_checkpoint(damage[-1]), outcome=found.outcome)
-        return with_damage(found, damage)
-    found = with_damage(name_members(_of_attempt(run, failed[-1]), run), damage)
+        diagnosis = _of_good(run)
+        if damage and diagnosis.fault == "none":
+            return replace(of_checkpoint(damage[-1]), outcome=diagnosis.outcome)
+        return with_damage(diagnosis, damage)
+    diagnosis = with_damage(name_members(_of_attempt(run, failed[-1]), run), damage)
     earlier = tuple(_of_attempt(run, attempt) for attempt in failed[:-1])
     last = run.last
-    also = [*found.also, *earlier]
+    also = [*diagnosis.also, *earlier]
     if last and last not in failed:
         case = Case(run, last)
         changed = changed_message(case, CollectiveCalls(case))
         also += [changed] if changed is not None else []
-    found = found.with_more(also=tuple(also))
-    return _with_outcome(found, run, failed[-1])
+    diagnosis = diagnosis.with_more(also=tuple(also))
+    return _with_outcome(diagnosis, run, failed[-1])
 
 
 def has_failed(run: RecordedRun, attempt: Attempt) -> bool:
@@ -104,9 +104,9 @@ def _of_attempt(run: RecordedRun, attempt: Attempt) -> Diagnosis:
     case = Case(run, attempt)
     calls = CollectiveCalls(case)
     for rule in RULES:
-        found = rule(case, calls)
-        if found is not None:
-            return found
+        diagnosis = rule(case, calls)
+        if diagnosis is not None:
+            return diagnosis
     lines = [line for rank in case.ranks for line in (case.report_error(rank), case.report_exit(rank)) if line]
     return Diagnosis(
         "unknown",
@@ -117,26 +117,26 @@ def _of_attempt(run: RecordedRun, attempt: Attempt) -> Diagnosis:
     )
 
 
-def _with_outcome(found: Diagnosis, run: RecordedRun, attempt: Attempt) -> Diagnosis:
+def _with_outcome(diagnosis: Diagnosis, run: RecordedRun, attempt: Attempt) -> Diagnosis:
     """Add what happened to the run after its failure."""
     status = run.record.status if run.record else None
     later = run.attempts[run.attempts.index(attempt) + 1 :]
     if not later:
-        return found
+        return diagnosis
     starts = [worker.start for worker in later[-1].workers.values() if worker.start]
     since = f"from step {starts[0].step} with {starts[0].world_size} ranks" if starts else "again"
     if status == "completed":
         again = f"; the run restarted {since} and completed"
-        return found.with_more(
-            finding=found.finding + again,
+        return diagnosis.with_more(
+            finding=diagnosis.finding + again,
             outcome="recovered",
-            advice=f"nothing for now; if it happens again: {found.advice}",
+            advice=f"nothing for now; if it happens again: {diagnosis.advice}",
         )
     if status == "interrupted":
-        return found.with_more(
-            finding=f"{found.finding}; the run restarted {since} and was interrupted", outcome=status
+        return diagnosis.with_more(
+            finding=f"{diagnosis.finding}; the run restarted {since} and was interrupted", outcome=status
         )
-    return found
+    return diagnosis
 
 
 def _of_good(run: RecordedRun) -> Diagnosis:
@@ -161,7 +161,7 @@ def _of_good(run: RecordedRun) -> Diagnosis:
     if status == "interrupted":
         steps = run.folder.checkpoint_steps()
         saved = f", saved at step {steps[-1]}" if steps else ""
-        found = Diagnosis(
+        diagnosis = Diagnosis(
             "interrupted",
             f"the run was asked to stop (Ctrl-C, SIGTERM, a time limit) and ended after step {step}{saved}: no fault",
             step=step,
@@ -169,7 +169,7 @@ def _of_good(run: RecordedRun) -> Diagnosis:
             evidence=tuple(lines),
             advice=f"continue: `{run.folder.resume_command}`",
         )
-        return found if slow is None else found.with_more(also=(slow,))
+        return diagnosis if slow is None else diagnosis.with_more(also=(slow,))
     if slow is not None and (run.is_simulated or slow.step != step):
         finding = f"{slow.finding}; the run completed"
         return slow.with_more(*lines, outcome="completed", finding=finding, also=tuple(others))
@@ -191,5 +191,5 @@ def _slow_causes(case: Case, calls: CollectiveCalls) -> tuple[Diagnosis | None, 
     if not case.run.is_simulated:
         return slow, (exchanges,) if exchanges is not None else ()
     causes = (slow, exchanges, jitter(case)) if share >= _LARGE_SHARE else (slow, jitter(case), exchanges)
-    found = [cause for cause in causes if cause is not None]
-    return (found[0], tuple(found[1:])) if found else (None, ())
+    present = [cause for cause in causes if cause is not None]
+    return (present[0], tuple(present[1:])) if present else (None, ())

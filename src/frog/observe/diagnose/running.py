@@ -19,7 +19,7 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
     """Return the progress of a run, and whether one of its ranks delays the others."""
     now_ns = now_ns or time.time_ns()
     ages = {rank: (now_ns - beat.unix_ns) / 1e9 for rank, beat in case.attempt.beats.items()}
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         "running",
         _position(case),
         outcome="running",
@@ -29,7 +29,7 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
     silent = [rank for rank, age_s in ages.items() if age_s > FRESH_S and case.silent(rank)]
     if silent and len(silent) < len(ages):
         rank = max(silent, key=lambda r: ages[r])
-        return found.with_more(
+        return diagnosis.with_more(
             **case.about(rank),
             fault="stop",
             certain=False,
@@ -42,13 +42,13 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
     if calls.mismatch is not None:
         wrong = different_call(case, calls)
         assert wrong is not None
-        return wrong.with_more(*found.evidence, outcome="running")
+        return wrong.with_more(*diagnosis.evidence, outcome="running")
     absence = calls.absence
     waited_s = _waited_s(case, calls)
     if absence is None or waited_s < _LONG_S:
-        return found
+        return diagnosis
     rank = absence.absent[0]
-    return found.with_more(
+    return diagnosis.with_more(
         **case.about(rank),
         fault="stuck",
         collective=str(absence.call),

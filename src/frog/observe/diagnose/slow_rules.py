@@ -117,14 +117,14 @@ def find_delay(case: Case) -> Delay | None:
         if worker.start is not None:
             stage = worker.start.place.get("pp", 0)
             stages.setdefault(stage, {})[rank] = _own_times(worker)
-    found = [
+    delays = [
         delay
         for own in stages.values()
         for phase in sorted({phase for times in own.values() for _, phase in times})
         for rank in own
         if (delay := _delay(own, rank, phase, is_simulated)) is not None
     ]
-    return max(found, key=lambda delay: delay.extra_s, default=None)
+    return max(delays, key=lambda delay: delay.extra_s, default=None)
 
 
 def _delay(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str, is_simulated: bool) -> Delay | None:

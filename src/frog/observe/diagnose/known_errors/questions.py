@@ -65,8 +65,8 @@ def _pattern(word: str) -> re.Pattern[str]:
 
 def asked(text: str) -> Question | None:
     """Return the question that a paragraph of a description asks, the one with the most of its words."""
-    found = [(question.num_words(each), question) for each in _paragraphs(text) for question in questions()]
-    num_words, best = max(found, key=lambda pair: pair[0], default=(0, None))
+    scores = [(question.num_words(each), question) for each in _paragraphs(text) for question in questions()]
+    num_words, best = max(scores, key=lambda pair: pair[0], default=(0, None))
     return best if num_words else None
 
 

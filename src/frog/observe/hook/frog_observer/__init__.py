@@ -45,9 +45,9 @@ def _torch_version(path: list[str]) -> tuple[int, int]:
     for entry in path:
         try:
             with open(os.path.join(entry, "torch", "version.py"), encoding="utf-8") as file:
-                found = re.search(r"__version__ = '(\d+)\.(\d+)", file.read(4096))
+                match = re.search(r"__version__ = '(\d+)\.(\d+)", file.read(4096))
         except (OSError, ValueError):
             continue
-        if found:
-            return int(found[1]), int(found[2])
+        if match:
+            return int(match[1]), int(match[2])
     return 9, 9

@@ -198,9 +198,11 @@ class Beats:
 
     def _write_collectives(self, with_frames: bool) -> None:
         head = {"format": 1, "rank": self.place.rank, "pid": self.pid, "unix_ns": time.time_ns()}
-        found = {**head, **self._recorder.collectives(with_frames), "messages": self._messages.seen()}
-        while len(data := rank_files.encode(found)) > rank_files.MOST_BYTES and found["entries"]:
-            found["entries"] = found["entries"][(len(found["entries"]) + 1) // 2 :]
+        content = {**head, **self._recorder.collectives(with_frames), "messages": self._messages.seen()}
+        data = rank_files.encode(content)
+        while len(data) > rank_files.MOST_BYTES and content["entries"]:
+            content["entries"] = content["entries"][(len(content["entries"]) + 1) // 2 :]
+            data = rank_files.encode(content)
         rank_files.write_bytes(self.place.folder, "collectives.json", data)
 
     # ---- ends --------------------------------------------------------------------------------------------------------

@@ -50,12 +50,12 @@ def full_path(name: str) -> str:
 
 def stack_of(frame: FrameType | None) -> list[FrameType]:
     """Return a thread's frames, innermost first, without the observer's own."""
-    found: list[FrameType] = []
+    stack: list[FrameType] = []
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_OWN):
-            found.append(frame)
+            stack.append(frame)
         frame = frame.f_back
-    return found
+    return stack
 
 
 def place_of(frame: FrameType, line: int | None = None) -> dict[str, Any]:
@@ -75,31 +75,31 @@ def all_stacks(main: int, with_code: bool) -> list[dict[str, Any]]:
     with_code: also read the lines from their files, which may block on a stalled file system.
     """
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
-    found = []
+    threads = []
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
         stack = stack_of(frame)[:_MOST_FRAMES]
         if stack:
             places = [_with_code(place_of(called), with_code) for called in reversed(stack)]
-            found.append({"name": names.get(ident, str(ident)), "main": ident == main, "frames": places})
-    return found[:_MOST_THREADS]
+            threads.append({"name": names.get(ident, str(ident)), "main": ident == main, "frames": places})
+    return threads[:_MOST_THREADS]
 
 
 def traceback_places(traceback: TracebackType | None) -> list[dict[str, Any]]:
     """Return the frames of a traceback, innermost last."""
-    found = []
+    places = []
     while traceback is not None:
-        found.append(_with_code(place_of(traceback.tb_frame, traceback.tb_lineno), True))
+        places.append(_with_code(place_of(traceback.tb_frame, traceback.tb_lineno), True))
         traceback = traceback.tb_next
-    return found[-_MOST_FRAMES:]
+    return places[-_MOST_FRAMES:]
 
 
 def traceback_stack(traceback: TracebackType | None) -> list[FrameType]:
     """Return the frames of a traceback, innermost first."""
-    found: list[FrameType] = []
+    stack: list[FrameType] = []
     while traceback is not None:
-        found.append(traceback.tb_frame)
+        stack.append(traceback.tb_frame)
         traceback = traceback.tb_next
-    return found[::-1]
+    return stack[::-1]
 
 
 def _with_code(place: dict[str, Any], read: bool) -> dict[str, Any]:

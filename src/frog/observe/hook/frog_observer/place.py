@@ -52,10 +52,10 @@ def find_place(environ: Mapping[str, str], pid: int, words: list[str] | None = N
     words: the command of this process. Children of a rank inherit its variables, but are not observed.
     """
     run_dir = environ.get("FROG_RUN_DIR")
-    found = _rank_variables(environ, pid)
-    if not run_dir or found is None or _is_launcher(_command() if words is None else words):
+    variables = _rank_variables(environ, pid)
+    if not run_dir or variables is None or _is_launcher(_command() if words is None else words):
         return None
-    rank, local_rank, node_rank, world_size = found
+    rank, local_rank, node_rank, world_size = variables
     identity = "/".join(environ.get(name, "") for name in _IDENTITY)
     parent, _, observed = environ.get("FROG_OBSERVED_PID", "").partition(":")
     if parent and parent != str(pid) and observed == identity:

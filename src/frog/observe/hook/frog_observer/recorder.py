@@ -37,7 +37,7 @@ class Recorder:
         If a group of gloo seems to wait, its entries tell; torch takes up to 0.2 s to return them, while the program
         is in a step. So they are read only if the group has not enqueued anything since the last call, or if `exact`.
         """
-        found = []
+        counts = []
         for number, (dump, _) in enumerate(_RECORDERS):
             status = _dump(dump, False).get("pg_status") or {}
             if any((number, key) not in self._names for key in status):
@@ -52,8 +52,8 @@ class Recorder:
                     if completed < enqueued and (exact or enqueued == last_enqueued):
                         completed = max(completed, _retired(_dump(dump, True), str(key), enqueued))
                     self._last[key] = enqueued, completed
-                found.append({"group": name, "enqueued": enqueued, "completed": completed})
-        return found
+                counts.append({"group": name, "enqueued": enqueued, "completed": completed})
+        return counts
 
     def look_at_groups(self) -> None:
         """Remember the members of new groups and the backend of the first.

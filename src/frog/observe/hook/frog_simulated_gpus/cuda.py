@@ -254,17 +254,17 @@ def _process_status(field: str) -> int | None:
 
 def peak_bytes() -> int:
     """Return the most memory that was resident, in bytes."""
-    found = _process_status("VmHWM:")
-    if found is not None:
-        return found
+    num_bytes = _process_status("VmHWM:")
+    if num_bytes is not None:
+        return num_bytes
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 
 def resident_bytes() -> int:
     """Return the memory that is resident now, or the peak where the system does not tell."""
-    found = _process_status("VmRSS:")
-    return found if found is not None else peak_bytes()
+    num_bytes = _process_status("VmRSS:")
+    return num_bytes if num_bytes is not None else peak_bytes()
 
 
 def total_bytes() -> int:
@@ -303,39 +303,39 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 def memory_stats(device: Any = None) -> OrderedDict[str, int]:
     """Return the statistics that programs read, with the names that CUDA's allocator has."""
     now, peak = memory_allocated(device), max_memory_allocated(device)
-    found: OrderedDict[str, int] = OrderedDict()
+    stats: OrderedDict[str, int] = OrderedDict()
     for kind in ("active_bytes", "allocated_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes"):
         unused = kind == "inactive_split_bytes"
         for pool in ("all", "small_pool", "large_pool"):
-            found[f"{kind}.{pool}.current"] = 0 if unused or pool == "small_pool" else now
-            found[f"{kind}.{pool}.peak"] = 0 if unused or pool == "small_pool" else peak
+            stats[f"{kind}.{pool}.current"] = 0 if unused or pool == "small_pool" else now
+            stats[f"{kind}.{pool}.peak"] = 0 if unused or pool == "small_pool" else peak
     for kind in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes"):
         for pool in ("all", "small_pool", "large_pool"):
-            found[f"{kind}.{pool}.allocated"] = found[f"{kind}.{pool}.peak"]
-            found[f"{kind}.{pool}.freed"] = found[f"{kind}.{pool}.peak"] - found[f"{kind}.{pool}.current"]
+            stats[f"{kind}.{pool}.allocated"] = stats[f"{kind}.{pool}.peak"]
+            stats[f"{kind}.{pool}.freed"] = stats[f"{kind}.{pool}.peak"] - stats[f"{kind}.{pool}.current"]
     for kind in ("oversize_allocations", "oversize_segments"):
         for figure in ("current", "peak", "allocated", "freed"):
-            found[f"{kind}.{figure}"] = 0
-    found["max_split_size"] = -1
+            stats[f"{kind}.{figure}"] = 0
+    stats["max_split_size"] = -1
     for kind in ("active", "allocation", "segment", "inactive_split"):  # counts, which the process does not have
         for pool in ("all", "small_pool", "large_pool"):
             for figure in ("current", "peak", "allocated", "freed"):
-                found[f"{kind}.{pool}.{figure}"] = 0
+                stats[f"{kind}.{pool}.{figure}"] = 0
     for event in ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free", "num_sync_all_streams"):
-        found[event] = 0
-    return found
+        stats[event] = 0
+    return stats
 
 
 def nested_stats(device: Any = None) -> dict[str, Any]:
     """Return the statistics as dictionaries in dictionaries."""
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for name, value in memory_stats(device).items():
         *outer, last = name.split(".")
-        inner = found
+        inner = tree
         for key in outer:
             inner = inner.setdefault(key, {})
         inner[last] = value
-    return found
+    return tree
 
 
 def snapshot(device: Any = None, **options: Any) -> dict[str, Any]:

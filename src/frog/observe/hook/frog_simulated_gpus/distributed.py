@@ -116,10 +116,10 @@ def _get_backend(function: Function) -> Function:
     """Answer a program with the backend that it asked for, and torch with the real one."""
 
     def get_backend(group: Any = None) -> Any:
-        found = function(group)
-        if called_by_torch() or found != "gloo":
-            return found
-        return _asked.get(id(group if group is not None else dist.group.WORLD), found)
+        backend = function(group)
+        if called_by_torch() or backend != "gloo":
+            return backend
+        return _asked.get(id(group if group is not None else dist.group.WORLD), backend)
 
     return get_backend
 
@@ -163,8 +163,8 @@ def _all_gather(function: Function) -> Function:
         if len({part.numel() for part in tensor_list}) <= 1:
             return function(tensor_list, tensor, group, async_op)
         tensor_list[dist.get_rank(group)].copy_(tensor)
-        for source, one in enumerate(tensor_list):
-            dist.broadcast(one, group=group, group_src=source)
+        for source, gathered in enumerate(tensor_list):
+            dist.broadcast(gathered, group=group, group_src=source)
         return _Done() if async_op else None
 
     return all_gather
@@ -178,8 +178,8 @@ def _all_to_all(function: Function) -> Function:
         sizes = [tensor.numel() for tensor in output_tensor_list]
         received: Any = given.new_empty(sum(sizes))
         dist.all_to_all_single(received, given, sizes, [tensor.numel() for tensor in input_tensor_list], group=group)
-        for one, part in zip(output_tensor_list, received.split(sizes), strict=True):
-            one.copy_(part.view_as(one))
+        for output, part in zip(output_tensor_list, received.split(sizes), strict=True):
+            output.copy_(part.view_as(output))
         return _Done() if async_op else None
 
     return all_to_all

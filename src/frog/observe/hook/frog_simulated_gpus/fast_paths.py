@@ -42,15 +42,15 @@ def _grad_attribute(grad: Any) -> property:
         if num_modes() != 1 or not only_mode(self):
             return get(self)
         with unseen():
-            found = get(self)
-            if type(found) is torch.Tensor:
+            gradient = get(self)
+            if type(gradient) is torch.Tensor:
                 try:
-                    tags = storage_of(found).__dict__
+                    tags = storage_of(gradient).__dict__
                 except Exception:  # a sparse gradient
-                    tags = tags_of(found)
+                    tags = tags_of(gradient)
                 if TAG not in tags:
-                    tagged_if_known(found, tags_of(self).get(TAG))
-        return found
+                    tagged_if_known(gradient, tags_of(self).get(TAG))
+        return gradient
 
     def write(self: Any, value: Any) -> None:
         if value is None and only_mode(self):

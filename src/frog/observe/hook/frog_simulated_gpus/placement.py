@@ -49,8 +49,8 @@ def tags_of(tensor: Any) -> dict[str, Any]:
         functorch = torch._C._functorch
         if functorch.is_functorch_wrapped_tensor(tensor):
             return tags_of(functorch.get_unwrapped(tensor))
-        found: dict[str, Any] = getattr(tensor, "__dict__", {})
-        return found
+        attributes: dict[str, Any] = getattr(tensor, "__dict__", {})
+        return attributes
 
 
 def place_of(tensor: Any) -> Place:
@@ -87,8 +87,8 @@ def place_all(results: Any, where: Place) -> None:
 
 def first_place(values: Any) -> Place:
     """Return the place of the first tensor with a tag in arguments, preferring GPUs."""
-    found = {where for _, where in _placed(values)}
-    return max(found) if found else None
+    places = {where for _, where in _placed(values)}
+    return max(places) if places else None
 
 
 def on_host(tensor: Any) -> bool:
@@ -149,13 +149,13 @@ def _caller_is_checked() -> bool:
 
 def common_place(func: Any, args: Any, kwargs: Any) -> Place:
     """Return the place of arguments on several devices, or raise CUDA's error if they may not meet."""
-    found = list(_placed((args, kwargs)))
+    placed = list(_placed((args, kwargs)))
     allowed = func not in _STRICT
-    full = [where for tensor, where in found if not (allowed and where == HOST and tensor.dim() == 0)]
+    full = [where for tensor, where in placed if not (allowed and where == HOST and tensor.dim() == 0)]
     places = list(dict.fromkeys(full)) or [HOST]
     if len(places) > 1 and not _may_mix(func) and _caller_is_checked():
         places.sort(key=lambda where: where == HOST)
-        text = ", ".join(f"{name_of(where)} {tuple(tensor.shape)}" for tensor, where in found)
+        text = ", ".join(f"{name_of(where)} {tuple(tensor.shape)}" for tensor, where in placed)
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{name_of(places[0])} and {name_of(places[1])}!\n"
@@ -260,17 +260,17 @@ def _only_place(args: Any, kwargs: dict[str, Any]) -> Place:
         kind = type(arg)
         if kind in _EXACT:
             try:
-                found = _storage_of(arg).__dict__.get(TAG)
+                tag = _storage_of(arg).__dict__.get(TAG)
             except Exception:  # as in `tags_of`, which would cost a call for each tensor
-                found = tags_of(arg).get(TAG)
+                tag = tags_of(arg).get(TAG)
         elif kind is list or kind is tuple:
-            found = _only_place([item for item in arg if type(item) in _EXACT], {})
+            tag = _only_place([item for item in arg if type(item) in _EXACT], {})
         else:
             continue
-        if found is not None and found != where:
+        if tag is not None and tag != where:
             if where is not None:
                 return SEVERAL
-            where = found
+            where = tag
     return where
 
 

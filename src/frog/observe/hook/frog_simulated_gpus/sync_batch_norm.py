@@ -70,8 +70,8 @@ def batch_norm_backward_elemt(
     centered = input.float() - _per_channel(mean, input)
     slope = _per_channel(invstd.square() * sum_dy_xmu / total, input)
     scale = invstd if weight is None else invstd * weight
-    found = (grad.float() - _per_channel(sum_dy / total, input) - centered * slope) * _per_channel(scale, input)
-    return found.to(input.dtype)
+    grad_input = (grad.float() - _per_channel(sum_dy / total, input) - centered * slope) * _per_channel(scale, input)
+    return grad_input.to(input.dtype)
 
 
 def patch_sync_batch_norm() -> None:

@@ -296,7 +296,9 @@ def _to(function: Function) -> Function:
         elif "other" in kwargs:
             other = kwargs.pop("other")
             kwargs["device"], kwargs["dtype"] = other.device, other.dtype
-        device = kwargs["device"] if "device" in kwargs else args[0] if args else None
+        device = args[0] if args else None
+        if "device" in kwargs:
+            device = kwargs["device"]
         if not (is_gpu(device) or _is_cpu(device)):
             return function(self, *args, **kwargs)
         if "device" in kwargs:

@@ -114,11 +114,11 @@ def digits_of(optimizer: Any) -> str | None:
 
 def _by_optimizer(samples: list[tuple[int, int, Any]]) -> dict[int, dict[int, list[float]]]:
     """Return the sums of four dot products of samples, with ten digits, by optimizer and place in it."""
-    found: dict[int, dict[int, list[float]]] = {}
+    totals: dict[int, dict[int, list[float]]] = {}
     for (number, index, _), parts in zip(samples, fingerprints.parts_of([each for *_, each in samples])):  # noqa: B905
-        known = found.setdefault(number, {}).get(index, [0.0] * 4)
-        found[number][index] = [one + other for one, other in zip(known, parts)]  # noqa: B905
-    return {number: {index: _rounded(each) for index, each in sums.items()} for number, sums in found.items()}
+        known = totals.setdefault(number, {}).get(index, [0.0] * 4)
+        totals[number][index] = [one + other for one, other in zip(known, parts)]  # noqa: B905
+    return {number: {index: _rounded(each) for index, each in sums.items()} for number, sums in totals.items()}
 
 
 def _rounded(numbers: list[float]) -> list[float]:

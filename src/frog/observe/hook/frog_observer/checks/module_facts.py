@@ -59,13 +59,13 @@ def moments(optimizer: Any, most: int = 400) -> list[int | None]:
     """Return the bits of each parameter's state, of an optimizer without DTensors; None for a parameter without."""
     torch: Any = sys.modules["torch"]
     parameters = [each for group in optimizer.param_groups for each in group["params"]][:most]
-    found: list[int | None] = []
+    bits: list[int | None] = []
     for parameter in parameters:
         state = (optimizer.state.get(parameter) or {}).values()
         large = [each for each in state if isinstance(each, torch.Tensor) and each.shape == parameter.shape]
         known = [each for each in large if each.numel() > 1 and not hasattr(each, "_local_tensor")]
-        found.append(sum(fingerprints.bits(each) * 3**place for place, each in enumerate(known)) if known else None)
-    return found
+        bits.append(sum(fingerprints.bits(each) * 3**place for place, each in enumerate(known)) if known else None)
+    return bits
 
 
 def unset_mode(module: Any, were_set: Any) -> list[Any] | None:
@@ -105,14 +105,14 @@ def own_statistics(module: Any, wrapper: Any) -> dict[str, int]:
     """
     if wrapper is module and wrapper.broadcast_buffers:
         return {}
-    found: dict[str, int] = {}
+    bits_by_name: dict[str, int] = {}
     for name, each in module.named_modules():
         statistics = ("running_mean", "running_var") if getattr(each, "track_running_stats", False) else ()
         for kind in statistics:
             buffer = getattr(each, kind, None)
-            if buffer is not None and not buffer.is_meta and len(found) < _MOST_STATISTICS:
-                found[plain_name(f"{name}.{kind}" if name else kind)] = fingerprints.bits(buffer)
-    return found
+            if buffer is not None and not buffer.is_meta and len(bits_by_name) < _MOST_STATISTICS:
+                bits_by_name[plain_name(f"{name}.{kind}" if name else kind)] = fingerprints.bits(buffer)
+    return bits_by_name
 
 
 def are_ids(value: Any) -> bool:
@@ -130,11 +130,11 @@ def zero_rows(ids: Any, total: Any) -> list[int]:
 
 def own_generators(dataset: Any) -> list[str]:
     """Return the attributes of a data set that draw random numbers, of which each worker gets an equal copy."""
-    found = []
+    names = []
     for name, value in list(getattr(dataset, "__dict__", {}).items())[:200]:
         if f"{type(value).__module__}.{type(value).__name__}" in _GENERATORS:
-            found.append(str(name))
-    return found[:_MOST_NAMES]
+            names.append(str(name))
+    return names[:_MOST_NAMES]
 
 
 def left_out(held: Any, modules: Any) -> tuple[list[str], bool]:
@@ -214,8 +214,8 @@ def untied_head(module: Any) -> Any:
 
 def adapters(module: Any) -> list[int]:
     """Return how many tensors of LoRA's adapters a model has, and how many of them need a gradient."""
-    found = [each.requires_grad for name, each in module.named_parameters() if "lora_" in name]
-    return [len(found), sum(found)]
+    trained = [each.requires_grad for name, each in module.named_parameters() if "lora_" in name]
+    return [len(trained), sum(trained)]
 
 
 def inside(module: Any) -> Any:
@@ -245,14 +245,14 @@ def has_modes(module: Any) -> bool:
 def graph_of(loss: Any) -> list[list[Any]]:
     """Return the last operations that made a loss: name, what a loss function reduced over, and its total weight."""
     node = getattr(loss, "grad_fn", None)
-    found: list[list[Any]] = []
-    while node is not None and len(found) < _MOST_GRAPH_NODES:
+    nodes: list[list[Any]] = []
+    while node is not None and len(nodes) < _MOST_GRAPH_NODES:
         weight = getattr(node, "_saved_total_weight", None)
         total = fingerprints.finite_or_none(float(weight)) if weight is not None and weight.numel() == 1 else None
-        found.append([node.name(), getattr(node, "_saved_reduction", None), total, _factor_of(node)])
+        nodes.append([node.name(), getattr(node, "_saved_reduction", None), total, _factor_of(node)])
         parents = [parent for parent, _ in node.next_functions if parent is not None]
         node = parents[0] if len(parents) == 1 else None
-    return found
+    return nodes
 
 
 def _factor_of(node: Any) -> float | None:

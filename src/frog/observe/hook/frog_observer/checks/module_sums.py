@@ -45,13 +45,13 @@ class Sums:
         it does in the whole, the sums of the parts add up in all of them, and count as the whole's.
         """
         local, summands = fingerprints.local_of(tensor), _summands(tensor)
-        one = Sums()
-        one.calls, one.elements, one.dims, one.is_partial = 1, local.numel() / summands, _dims(local), summands > 1
-        starts = [0] * len(one.dims)
+        sums = Sums()
+        sums.calls, sums.elements, sums.dims, sums.is_partial = 1, local.numel() / summands, _dims(local), summands > 1
+        starts = [0] * len(sums.dims)
         if place is not None and len(place[1]) == local.dim() <= _MOST_DIMENSIONS and local.dim():
-            starts, one.dims = list(place[0]), list(place[1])
-        one.total, one.square = _sums(local.reshape(_dims(local)), weighs_first, starts)
-        self.merge(one)
+            starts, sums.dims = list(place[0]), list(place[1])
+        sums.total, sums.square = _sums(local.reshape(_dims(local)), weighs_first, starts)
+        self.merge(sums)
 
     def merge(self, other: Sums) -> None:
         """Add what another call returned."""

@@ -186,13 +186,13 @@ class ProgramObjects:
 
     def _names(self) -> dict[int, tuple[int, list[str]]]:
         """Return the outermost module and the names of each parameter, by id."""
-        found: dict[int, tuple[int, list[str]]] = {}
+        by_parameter: dict[int, tuple[int, list[str]]] = {}
         for number, root in self.roots:
             for name, parameter in root.named_parameters(remove_duplicate=False):
-                names = found.setdefault(id(parameter), (number, []))[1]
+                names = by_parameter.setdefault(id(parameter), (number, []))[1]
                 if module_facts.plain_name(name) not in names:
                     names.append(module_facts.plain_name(name))
-        return found
+        return by_parameter
 
     def _owners(self) -> dict[int, str]:
         """Return the class of the module that has each parameter, by the parameter's id."""
@@ -230,7 +230,7 @@ class ProgramObjects:
 
     def _described(self, parameter: Any, names: Any, replicas: Any) -> dict[str, Any]:
         root, own = names.get(id(parameter), (None, []))
-        found = {
+        facts = {
             "names": own,
             "module": root,
             "shape": list(parameter.shape),
@@ -245,23 +245,23 @@ class ProgramObjects:
         counts = self._drawn.get(id(parameter), {})
         if max(counts.values(), default=0) > 1:
             line = max(counts, key=lambda line: counts[line])
-            found["drawn"], found["drawn_at"] = counts[line], list(line)
+            facts["drawn"], facts["drawn_at"] = counts[line], list(line)
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is not None:
-            found["placements"] = [str(each) for each in parameter.placements]
-            found["mesh"] = mesh.mesh.tolist()
-        return found
+            facts["placements"] = [str(each) for each in parameter.placements]
+            facts["mesh"] = mesh.mesh.tolist()
+        return facts
 
     def _replicas(self) -> dict[int, list[int]]:
         """Return the ranks on which DDP keeps each parameter equal, by the parameter's id."""
-        found = {}
+        ranks_by_parameter = {}
         for reference, ranks in self._ddp:
             wrapper = reference()
             ignored = getattr(wrapper, "parameters_to_ignore", ()) if wrapper is not None else ()
             for name, parameter in wrapper.module.named_parameters() if wrapper is not None else ():
                 if name not in ignored:
-                    found[id(parameter)] = ranks
-        return found
+                    ranks_by_parameter[id(parameter)] = ranks
+        return ranks_by_parameter
 
     def note_outside(self, module: int) -> None:
         """Remember the parameters that have a gradient now and that no optimizer holds.
@@ -353,7 +353,7 @@ def learning_rates(optimizer: Any) -> list[float | None]:
 def state_types(optimizer: Any) -> list[list[str]]:
     """Return the types of each parameter's moments."""
     torch: Any = sys.modules["torch"]
-    found = []
+    types = []
     for parameter in parameters_of(optimizer):
         state = optimizer.state.get(parameter) or {}
         kinds = {
@@ -361,8 +361,8 @@ def state_types(optimizer: Any) -> list[list[str]]:
             for each in state.values()
             if isinstance(each, torch.Tensor) and each.numel() > 1
         }
-        found.append(sorted(kinds))
-    return found
+        types.append(sorted(kinds))
+    return types
 
 
 def is_constant(tensor: Any) -> bool:

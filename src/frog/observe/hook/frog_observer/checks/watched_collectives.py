@@ -92,16 +92,16 @@ def _metric(recorder: StepRecorder, tensor: Any, frame: Any) -> dict[str, Any]:
     """
     if recorder.in_backward or recorder.is_in_module or tensor.is_meta:
         return {}
-    local, found = fingerprints.local_of(tensor), {}
+    local, facts = fingerprints.local_of(tensor), {}
     if local.numel() == 1 and local.is_floating_point() and frames.is_user_file(frame.f_code.co_filename):
-        found["value"] = fingerprints.finite_or_none(float(local))
+        facts["value"] = fingerprints.finite_or_none(float(local))
     known = [(name, value) for _, name, value in user_lines.variables_of(frame, most_functions=_MOST_FUNCTIONS)]
     of_self = [vars(value).values() for name, value in known if name == "self" and hasattr(value, "__dict__")]
     every = [*(value for _, value in known), *(each for values in of_self for each in values)]
     mappings = [each for each in every if isinstance(each, dict) and 1 < len(each) <= _MOST_METRICS]
     named = {name: str(value)[:80] for name, value in reversed(known) if _is_key(value, mappings)}
     orders = [[str(key)[:80] for key in each] for each in mappings if len(each) == local.numel()]
-    return {**found, **({"named": named} if named else {}), **({"orders": orders[:4]} if orders else {})}
+    return {**facts, **({"named": named} if named else {}), **({"orders": orders[:4]} if orders else {})}
 
 
 def _is_key(value: Any, mappings: list[Any]) -> bool:

@@ -80,8 +80,11 @@ def watch_states(recorder: StepRecorder, wrap: Callable[[list[Any], str, Any], N
                         recorder.on_save_beside(given[0], given[1], line_of(sys._getframe(1)))
                 result = original(*args, **kwargs)
                 if recorder.is_here():
-                    held = result if what == "load" else args[0] if args else kwargs.get("obj")
-                    path = args[0] if what == "load" and args else args[1] if len(args) > 1 else kwargs.get("f")
+                    held = args[0] if args else kwargs.get("obj")
+                    path = args[1] if len(args) > 1 else kwargs.get("f")
+                    if what == "load":
+                        held = result
+                        path = args[0] if args else kwargs.get("f")
                     missing: list[str] = []
                     partly = False
                     if what == "load":
