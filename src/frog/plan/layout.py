@@ -458,9 +458,13 @@ def join(units: Iterable[UnitSizes]) -> UnitSizes:
 
 def unit(model: ModelConfig, rows: Iterable[Parameter], tp: int = 1, ep: int = 1) -> UnitSizes:
     """Return one rank's sizes of some rows of the table of parameters, divided by `tp` and `ep`."""
-    sizes = [
-        (row, row.numel(model) // (ep if row.kind == "expert" else 1 if row.split_dim is None else tp)) for row in rows
-    ]
+
+    def num_parts(row: Parameter) -> int:
+        if row.kind == "expert":
+            return ep
+        return 1 if row.split_dim is None else tp
+
+    sizes = [(row, row.numel(model) // num_parts(row)) for row in rows]
     return UnitSizes(
         tuple(size for row, size in sizes if len(row.dims) > 1),
         tuple(size for row, size in sizes if len(row.dims) == 1),

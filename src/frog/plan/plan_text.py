@@ -82,7 +82,9 @@ def layout_words(run: PlannedRun) -> str:
     words.append(f"micro-batch {layout.micro_batch}")
     words.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
     if layout.recompute_layers is not None:
-        chunk = "chunk" if layout.virtual_stages > 1 else "stage" if layout.pp > 1 else "rank"
+        chunk = "stage" if layout.pp > 1 else "rank"
+        if layout.virtual_stages > 1:
+            chunk = "chunk"
         block = layout.recompute_method == "block"
         many = layout.recompute_layers
         words[-1] += f" of {many} layers of each {chunk}" if block else f", {many} layers at once"

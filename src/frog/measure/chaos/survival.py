@@ -173,7 +173,8 @@ def run_loss(setting: Setting, loss: Loss, name: str, oracle: Oracle) -> None:
         met, loss.where = met_faults(path), where_met(path, 0)
     loss.problems += [f"fault never occurred: {fault}" for number, fault in enumerate(faults) if number not in met]
     run = read_run(folder)
-    loss.problems += (wrong := outcome_problems(run, oracle))
+    wrong = outcome_problems(run, oracle)
+    loss.problems += wrong
     loss.recovered = not wrong
     loss.problems += member_problems(loss, run, oracle)
     loss.seconds = time.monotonic() - start_s

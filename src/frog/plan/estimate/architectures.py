@@ -175,7 +175,8 @@ def _window(table: Mapping[str, Any]) -> int:
 
 
 def _windowed_layers(table: Mapping[str, Any], family: _Family, layers: int) -> int:
-    if isinstance(kinds := table.get("layer_types"), list) and len(kinds) == layers:
+    kinds = table.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers:
         return sum(kind != "full_attention" for kind in kinds)
     pattern = table.get("sliding_window_pattern")
     every = pattern if type(pattern) is int else family.full_every
@@ -207,7 +208,8 @@ def _with_experts(table: Mapping[str, Any], model: PlannedModel) -> PlannedModel
 
 def _layers_without_experts(table: Mapping[str, Any], layers: int) -> int:
     """Return how many layers of a mixture are dense: those that the file names, the first, or all but each n-th."""
-    if isinstance(mixtures := table.get("moe_layers"), list):
+    mixtures = table.get("moe_layers")
+    if isinstance(mixtures, list):
         return layers - len(mixtures)
     dense, first = table.get("mlp_only_layers") or [], _size(table, "first_k_dense_replace", 0)
     step = _size(table, "decoder_sparse_step", 0) or _size(table, "interleave_moe_layer_step", 1)

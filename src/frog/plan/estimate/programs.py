@@ -77,13 +77,16 @@ def _usual_traits(row: Row) -> Traits:
     if any(name in software for name in ("nemo", "bridge", "megatron-core")):
         bridge, nemo = "bridge" in software, "nemo" in software
         drops = "token drop" in read_choice(row, "arch_notes") or row.get("capacity_factor")
+        loss_bytes = _JIT_LOSS if nemo else _MEGATRON_LOSS
+        if bridge:
+            loss_bytes = _FUSED_LOSS
         return Traits(
             "fused",
             gradient_bytes=2 if nemo or bridge else 4,
             pads_vocab=True,
             splits_experts=not bridge,
             collective_sms=6 if bridge else 20,
-            loss_bytes=_FUSED_LOSS if bridge else _JIT_LOSS if nemo else _MEGATRON_LOSS,
+            loss_bytes=loss_bytes,
             overlaps_parameters=True,
             overlaps_tensor=True,
             overlaps_stages=True,

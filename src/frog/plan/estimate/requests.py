@@ -54,7 +54,9 @@ def request_run(
     stated = _stated(named, options)
     cells = {**stated, "n_gpus": str(num_gpus)}
     splits = any(cells.get(name, "1") != "1" for name in ("tp", "pp", "cp", "ep"))
-    usual = "megatron" if splits else "fsdp" if adapters is None else "trainer"
+    usual = "fsdp" if adapters is None else "trainer"
+    if splits:
+        usual = "megatron"
     _choose_program_and_sequence(cells, named, usual)
     dp = _data_ranks(cells, num_gpus)
     _choose_batch(cells, dp, _usual_tokens(cells, adapters))

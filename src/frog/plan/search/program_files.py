@@ -505,7 +505,9 @@ def _accelerate(asked: _Request) -> ProgramFiles:
     layout, settings = asked.layout, _fsdp_settings(asked) if asked.layout.zero else {}
     lines = [f"# {asked.head}.", f"# {layout.num_micro} micro-batches of {layout.micro_batch} on each rank:"]
     lines += [f"# Accelerator(gradient_accumulation_steps={layout.num_micro}), batch size {layout.micro_batch}."]
-    kind = "FSDP" if settings else "MULTI_GPU" if layout.num_gpus > 1 else "NO"
+    kind = "MULTI_GPU" if layout.num_gpus > 1 else "NO"
+    if settings:
+        kind = "FSDP"
     lines += ["compute_environment: LOCAL_MACHINE", f"distributed_type: {kind}", f"mixed_precision: {_half(layout)}"]
     lines += [f"num_processes: {layout.num_gpus}"]
     if settings:

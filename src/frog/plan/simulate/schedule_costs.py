@@ -21,7 +21,9 @@ def schedule_of(layout: Layout) -> Schedule:
         raise ConfigError(
             f"{layout.schedule} has no virtual stages", "use --schedule interleaved, or --virtual-stages 1"
         )
-    name = "1f1b" if layout.pp == 1 else "interleaved" if layout.virtual_stages > 1 else layout.schedule
+    name = "interleaved" if layout.virtual_stages > 1 else layout.schedule
+    if layout.pp == 1:
+        name = "1f1b"
     return make_schedule(name, layout.pp, layout.num_micro, layout.virtual_stages if name == "interleaved" else 1)
 
 
