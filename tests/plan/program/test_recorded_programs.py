@@ -252,6 +252,21 @@ def test_a_trainer_script_is_planned_with_the_lines_of_its_model(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_program_with_fewer_steps_is_told_how_many_it_has(tmp_path: Path) -> None:
+    program = tmp_path / "one_step.py"
+    program.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(2, 4)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    with (tmp_path / "output").open("w+") as output, pytest.raises(FrogError, match="after 1 of 2") as refused:
+        record_program(Request(str(program), [], clusters()["h100x8"]), output)
+    assert refused.value.hint == "--steps 1 plans its last step"
+
+
+@pytest.mark.slow
 def test_zero_1_of_deepspeed_reduces_gradients_and_gathers_parameters_once(tmp_path: Path) -> None:
     """Each rank has the moments of an eighth; both collectives carry 16 bits of each parameter."""
     pytest.importorskip("deepspeed")

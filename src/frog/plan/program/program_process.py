@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 import time
@@ -123,36 +122,39 @@ class _Ranks:
         del self._running[rank]
         self.facts[rank] = json.loads(facts.read_text())
         if self.facts[rank]["error"] is not None:
-            raise self._cannot(self._first_error())
+            raise self._first_error()
 
-    def _first_error(self) -> str:
+    def _first_error(self) -> FrogError:
         """Return the oldest error: a rank that waits for one that has failed fails after it."""
         for path in sorted(self.folder.glob("facts-*"), key=lambda path: path.stat().st_mtime_ns):
-            error = json.loads(path.read_text())["error"]
-            if error is not None:
-                return error if len(self.facts) + len(self._running) == 1 else f"rank {path.name[6:]}: {error}"
+            facts = json.loads(path.read_text())
+            if facts["error"] is None:
+                continue
+            if len(self.facts) + len(self._running) > 1:
+                return self._cannot(f"rank {path.name[6:]}: {facts['error']}")
+            if facts["ended_early"] and facts["steps"]:
+                return self._cannot(facts["error"], f"--steps {facts['steps']} plans its last step")
+            return self._cannot(facts["error"])
         raise AssertionError("no facts have an error")
 
     def _end_if_all_wait(self) -> None:
         """End a program whose processes all wait for messages that none of them sends."""
         try:
-            found = {rank: (self.folder / f"waits-{rank}").read_bytes() for rank in self._running}
+            waited = {rank: (self.folder / f"waits-{rank}").read_bytes() for rank in self._running}
         except FileNotFoundError:  # one of them is not waiting, or has just received its message
             return
-        messages = {rank: pickle.loads(content) for rank, content in found.items()}
+        messages = {rank: pickle.loads(content) for rank, content in waited.items()}
         if any((self.folder / name).exists() for name, _, _ in messages.values()):
             return
-        if found != self._waited:
-            self._waited = found  # a process that has just received its message may be between two files
+        if waited != self._waited:
+            self._waited = waited  # a process that has just received its message may be between two files
             return
         if any(not is_complete for _, _, is_complete in messages.values()):
             raise self._cannot("; ".join(text for _, text, _ in messages.values()) + ": all ranks wait")
         for rank in self._running:
             (self.folder / f"ended-{rank}").touch()
 
-    def _cannot(self, why: str) -> FrogError:
-        ends_early = re.match(r"the program ended after ([1-9]\d*) of", why)
-        advice = f"--steps {ends_early[1]} plans its last step" if ends_early else _TRY
+    def _cannot(self, why: str, advice: str = _TRY) -> FrogError:
         return FrogError(f"cannot plan {self.request.program}: {why}", advice)
 
     def end(self) -> None:

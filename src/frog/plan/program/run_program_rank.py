@@ -146,12 +146,14 @@ def main() -> None:
         raise
     except BaseException as problem:
         error = f"{_place(problem)}: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-    if error is None and run.kept is None:
+    ended_early = error is None and run.kept is None
+    if ended_early:
         error = f"the program ended after {run.num_done} of {request['steps']} optimizer steps"
-    found = run.kept or facts_of(run, error)
+    written = run.kept or facts_of(run, error)
     facts_file = office.folder / f"facts-{office.rank}"
     staging = office.folder / f".facts-{office.rank}"
-    staging.write_text(json.dumps({**found, "clock_readings": run.clock.num_asked}))
+    of_end = {"clock_readings": run.clock.num_asked, "ended_early": ended_early}
+    staging.write_text(json.dumps({**written, **of_end}))
     staging.rename(facts_file)
     sys.stdout.flush()
     office.end()
