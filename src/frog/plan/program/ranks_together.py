@@ -56,11 +56,11 @@ def play_together(
     while len(times) < len(ranks):
         before = sum(map(len, meetings.arrived.values())), len(times)
         for rank in ranks.keys() - times.keys():
-            found = next(ranks[rank])
-            if isinstance(found, ProgramTime):
-                times[rank] = found
+            state = next(ranks[rank])
+            if isinstance(state, ProgramTime):
+                times[rank] = state
             else:
-                waiting[rank] = found
+                waiting[rank] = state
         if before == (sum(map(len, meetings.arrived.values())), len(times)):
             stuck = (f"rank {rank} {waiting[rank]}" for rank in sorted(ranks.keys() - times.keys()))
             raise FrogError(f"the ranks wait for each other: {'; '.join(stuck)}")

@@ -173,7 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if values is None:
                 explain(error, name, self.lines[line])
                 raise
-            result = fake_results(next(one for one in given if isinstance(one, FakeTensor)).fake_mode, values)
+            result = fake_results(next(each for each in given if isinstance(each, FakeTensor)).fake_mode, values)
         else:
             follow(func, args, kwargs, result)
         if space == "c10d":
@@ -202,8 +202,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind, *numbers = row
             self.rows.append([kind, line, passed, *numbers, name])
             return
-        written = {id(one): one for one in outputs}
-        written |= {id(one): one for one in mutated(func, args, kwargs)}
+        written = {id(output): output for output in outputs}
+        written |= {id(output): output for output in mutated(func, args, kwargs)}
         if name in ("embedding", "index", "index_select", "gather"):
             num_bytes = 2 * sum(map(size_of, outputs)) + sum(map(size_of, inputs[1:]))
             if name == "embedding" and passed == "forward":
