@@ -137,19 +137,19 @@ class ProgramFile:
     def _own_values(self, name: str, line: int) -> list[Value]:
         """Return the same without the attributes of objects."""
         head, _, rest = name.partition(".")
-        found = [Value(self, node, at) for at, node in self.assigned.get(name, [])]
-        if not found and head in self.imports:
+        values = [Value(self, node, at) for at, node in self.assigned.get(name, [])]
+        if not values and head in self.imports:
             path, imported = self.imports[head]
             other = ProgramFile.of(path)
             return [Value(other, node, at) for at, node in other.assigned.get(imported or rest, [])]
         function = self.function_at(line)
         if function is None or rest:
-            return found
-        inside = [value for value in found if function.lineno <= value.line <= (function.end_lineno or 0)]
+            return values
+        inside = [value for value in values if function.lineno <= value.line <= (function.end_lineno or 0)]
         if inside:
             return inside
         names = [each.arg for each in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]]
-        return self._arguments(function, names, name) if name in names else found
+        return self._arguments(function, names, name) if name in names else values
 
     def _arguments(self, function: AnyFunction, names: list[str], name: str) -> list[Value]:
         """Return what the calls of a function give for a parameter, in this file and in those that import it."""
@@ -208,15 +208,15 @@ class ProgramFile:
 @lru_cache(maxsize=64)
 def importers(path: str) -> tuple[str, ...]:
     """Return the program's files that import one, of its folder and those above it."""
-    own, found = Path(path), []
+    own, importing = Path(path), []
     for folder in own.parents[:_MOST_LEVELS] if is_user_file(path) else ():
         try:
             files = sorted(each for each in folder.glob("*.py") if each != own)[:_MOST_FILES]
         except (OSError, ValueError):
             continue
         near = (str(each) for each in files if _mentions(each, own.parent.name if own.stem == "__init__" else own.stem))
-        found += [each for each in near if path in {file for file, _ in ProgramFile.of(each).imports.values()}]
-    return tuple(found)
+        importing += [each for each in near if path in {file for file, _ in ProgramFile.of(each).imports.values()}]
+    return tuple(importing)
 
 
 def _mentions(file: Path, name: str) -> bool:
@@ -229,18 +229,18 @@ def _mentions(file: Path, name: str) -> bool:
 
 def _imported(path: str, statement: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str]]:
     """Return what an import gives of the program's own files, by the names that it is given here."""
-    found: dict[str, tuple[str, str]] = {}
+    imported: dict[str, tuple[str, str]] = {}
     for alias in statement.names:
         if isinstance(statement, ast.Import):
             file = _module_file(path, alias.name, 0)
             known_as = alias.asname or alias.name
-            found |= {known_as: (file, "")} if file else {}
+            imported |= {known_as: (file, "")} if file else {}
             continue
         module, level = statement.module or "", statement.level
         submodule = _module_file(path, ".".join(filter(None, (module, alias.name))), level)
         file = submodule or _module_file(path, module, level)
-        found |= {alias.asname or alias.name: (file, "" if submodule else alias.name)} if file else {}
-    return found
+        imported |= {alias.asname or alias.name: (file, "" if submodule else alias.name)} if file else {}
+    return imported
 
 
 def _module_file(path: str, module: str, level: int) -> str:

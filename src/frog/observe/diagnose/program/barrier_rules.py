@@ -113,13 +113,13 @@ def _failed_before(error: SeenError) -> CodeLine | None:
     tries = [node for node in ast.walk(parsed[0]) if isinstance(node, ast.Try)] if parsed is not None else []
     inner = [node for node in tries if any(each.lineno <= at <= (each.end_lineno or 0) for each in node.handlers)]
     calls = [call for node in inner[-1:] for child in node.body for call in ast.walk(child)]
-    found = [call.lineno for call in calls if isinstance(call, ast.Call) and _COLLECTIVE.search(called_name(call))]
-    return CodeLine(file=lines[0].file, line=found[-1], function=lines[0].function) if found else None
+    numbers = [call.lineno for call in calls if isinstance(call, ast.Call) and _COLLECTIVE.search(called_name(call))]
+    return CodeLine(file=lines[0].file, line=numbers[-1], function=lines[0].function) if numbers else None
 
 
 def _missed_by(error: SeenError) -> list[int]:
-    found = _MISSED.search(error.message)
-    return [int(number) for number in found[1].split(",")] if found else []
+    match = _MISSED.search(error.message)
+    return [int(number) for number in match[1].split(",")] if match else []
 
 
 def _lines_of_error(error: SeenError) -> tuple[CodeLine, ...]:

@@ -107,5 +107,5 @@ def _root(call: Call) -> tuple[str, str] | None:
 
 def _mentions(file: str, pattern: str) -> bool:
     """True if a line of a file has a pattern. A function that another file registers is not found."""
-    found = re.compile(pattern)
-    return any(found.search(line) for line in source_of(file).lines)
+    regex = re.compile(pattern)
+    return any(regex.search(line) for line in source_of(file).lines)

@@ -68,8 +68,8 @@ def _main_thread(text: str) -> tuple[list[CodeLine], str]:
     """Return the frames of the main thread, the first if none has that name, and its state."""
     threads: list[tuple[str, str, list[CodeLine]]] = []
     for line in text.split("\n")[:100_000]:
-        if found := _PY_SPY_THREAD.match(line):
-            threads.append((found[3] or "", found[2], []))
+        if heading := _PY_SPY_THREAD.match(line):
+            threads.append((heading[3] or "", heading[2], []))
         elif threads and (frame := _PY_SPY_FRAME.match(line)) and len(threads[-1][2]) < _MOST_FRAMES:
             threads[-1][2].append(CodeLine(file=frame[2], line=int(frame[3]), function=frame[1]))
     main = next((thread for thread in threads if thread[0] == "MainThread"), threads[0] if threads else ("", "", []))
@@ -85,5 +85,5 @@ def _is_users(file: str) -> bool:
 def fault_frames(text: str) -> list[CodeLine]:
     """Return the main thread's frames from faulthandler's output, which lists it last; empty if there is none."""
     threads = _FAULT_THREAD.split(text[-200_000:])[1:]
-    found = _FAULT_FRAME.findall(threads[-1])[:_MOST_FRAMES] if threads else []
-    return [CodeLine(file=file, line=int(line), function=function) for file, line, function in found]
+    frames = _FAULT_FRAME.findall(threads[-1])[:_MOST_FRAMES] if threads else []
+    return [CodeLine(file=file, line=int(line), function=function) for file, line, function in frames]

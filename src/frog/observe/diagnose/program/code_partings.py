@@ -191,7 +191,7 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
     if lines is None or not is_readable(lines[0]):
         return None
     here, there = lines
-    found = []
+    partings = []
     for number, frame in enumerate(one[: list(one).index(here) + 1]):
         for block in [*_returns_before(frame), *blocks_around(frame)]:
             common = block.kind != "cache" and _held(block, last, one, number)
@@ -210,9 +210,9 @@ def parting_of(one: Sequence[CodeLine], other: Sequence[CodeLine], last: Sequenc
                 continue
             if (deeper and _OF_ALL.search(block.text)) or (block.kind == "return" and not deeper):
                 continue
-            found.append(Parting(block, common, deeper, past, deeper and holds_stack(block, other)))
-    best = min(reversed(_that_differ(found)), key=lambda parting: parting.weight, default=None)
-    return _with_loops_around(_with_other_tests(best, found), found)
+            partings.append(Parting(block, common, deeper, past, deeper and holds_stack(block, other)))
+    best = min(reversed(_that_differ(partings)), key=lambda parting: parting.weight, default=None)
+    return _with_loops_around(_with_other_tests(best, partings), partings)
 
 
 def _has_come_round(block: Block | None, here: CodeLine, there: CodeLine, last: Sequence[CodeLine]) -> bool:
@@ -372,8 +372,8 @@ def comes_later(one: Sequence[CodeLine], other: Sequence[CodeLine]) -> bool:
 
 def _called_at(line: CodeLine) -> str:
     """Return the function of torch.distributed that a line calls; empty if it calls none."""
-    found = re.search(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(", text_of(line))
-    return found[1] if found is not None else ""
+    match = re.search(r"\b(\w*(?:reduce|gather|scatter|broadcast|barrier|all_to_all)\w*)\(", text_of(line))
+    return match[1] if match is not None else ""
 
 
 def _returns_before(line: CodeLine, tests: re.Pattern[str] = _ANY) -> list[Block]:
@@ -524,8 +524,8 @@ def ways_out(loop: Block, stack: Sequence[CodeLine]) -> str:
 def ends_early(loop: Block) -> str | None:
     """Return `all` or `any` if a loop is what that goes through, so that it ends with the first item that decides."""
     text = text_of(CodeLine(file=loop.file, line=loop.line))
-    found = re.search(rf"\b(all|any)\(.*\b{re.escape(loop.text)}", text) if not loop.text.endswith(":") else None
-    return found[1] if found is not None else None
+    match = re.search(rf"\b(all|any)\(.*\b{re.escape(loop.text)}", text) if not loop.text.endswith(":") else None
+    return match[1] if match is not None else None
 
 
 def exits_of(loop: Block, stack: Sequence[CodeLine]) -> list[Block]:

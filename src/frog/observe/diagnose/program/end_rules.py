@@ -323,8 +323,8 @@ def exited(evidence: Evidence, *, at_all: bool = False) -> Diagnosis | None:
 def _exits_at(evidence: Evidence, code: int) -> str:
     """Name the lines of the program that end it with an exit code; empty if there is none, or too many."""
     calls = lines_with(user_files(evidence), re.compile(rf"\b_?exit\({code}\)"))
-    found = " and ".join(map(place, calls))
-    return f"; the program can end with this code at {found}" if 0 < len(calls) <= _MOST_EXITS else ""
+    exits = " and ".join(map(place, calls))
+    return f"; the program can end with this code at {exits}" if 0 < len(calls) <= _MOST_EXITS else ""
 
 
 _MOST_EXITS = 3

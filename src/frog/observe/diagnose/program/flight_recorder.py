@@ -81,7 +81,7 @@ def add_dump(evidence: Evidence, dump: dict[str, Any], path: str, number: int | 
 
 def _members(config: Any) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group; torch writes them as the text "[0, 1]"."""
-    found: dict[str, tuple[int, ...]] = {}
+    members: dict[str, tuple[int, ...]] = {}
     left = _MOST_MEMBERS
     for name, group in config.items() if isinstance(config, dict) else ():
         ranks = group.get("ranks") if isinstance(group, dict) else None
@@ -89,8 +89,8 @@ def _members(config: Any) -> dict[str, tuple[int, ...]]:
         if isinstance(numbers, list) and 0 < len(numbers) < min(_MOST_RANK, left):
             left -= len(numbers)
             ranks = tuple(number for each in numbers if (number := _number(each)) is not None and number >= 0)
-            found[str(name)] = ranks
-    return found
+            members[str(name)] = ranks
+    return members
 
 
 def _add_counts(evidence: Evidence, number: int, status: Any, names: GroupNames) -> None:
@@ -117,8 +117,8 @@ class _Entries:
         key = (read.__name__, id(value))
         if key not in self._known:
             self._known[key] = read(value)
-        found: Found = self._known[key]
-        return found
+        result: Found = self._known[key]
+        return result
 
     def call(self, entry: dict[str, Any]) -> Call | None:
         return self._once(self._call, entry)
@@ -147,8 +147,8 @@ class _Entries:
         )
 
     def _line(self, frames: Any) -> CodeLine | None:
-        found = (self._once(_frame, frame) for frame in _list(frames)[:_MOST_FRAMES])
-        return user_line(frame for frame in found if frame is not None)
+        lines = (self._once(_frame, frame) for frame in _list(frames)[:_MOST_FRAMES])
+        return user_line(frame for frame in lines if frame is not None)
 
     def _sizes(self, value: Any) -> tuple[tuple[int, ...], ...]:
         tensors = [size for size in _list(value)[:_MOST_TENSORS] if isinstance(size, (list, tuple))]
@@ -298,8 +298,8 @@ class _Reader:
     def _dict(self) -> dict[Any, Any]:
         if type(self.stack[-1]) is not dict:
             raise PickleError("a key outside a dict")
-        found: dict[Any, Any] = self.stack[-1]
-        return found
+        mapping: dict[Any, Any] = self.stack[-1]
+        return mapping
 
     def _to_mark(self) -> list[Any]:
         for number in range(len(self.stack) - 1, -1, -1):

@@ -22,8 +22,8 @@ _MOST, _MOST_TEXT = 2, 100
 def graph_cuts(stack: Sequence[CodeLine]) -> str:
     """Return the statements in the files of a stack that may cut the graph, for people; empty without any."""
     files = dict.fromkeys(frame.file for frame in stack if is_readable(frame))
-    found = [text for file in files for text in _cuts_of(file)]
-    return " or ".join(found[:_MOST])
+    cuts = [text for file in files for text in _cuts_of(file)]
+    return " or ".join(cuts[:_MOST])
 
 
 @lru_cache(maxsize=16)

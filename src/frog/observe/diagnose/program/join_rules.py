@@ -156,14 +156,14 @@ def _groups(rank: RankEvidence) -> dict[str, tuple[int, ...]]:
     Every rank counts every call of `new_group`, also for groups that it is not in, so that one number is one call.
     Other names say their members.
     """
-    found = {name: tuple(sorted(ranks)) for name, ranks in rank.groups.items() if name.isdecimal() and ranks}
+    members = {name: tuple(sorted(ranks)) for name, ranks in rank.groups.items() if name.isdecimal() and ranks}
     join = rank.joining
     if join is not None and join.op == "new_group" and join.ranks:
-        after = str(max([0, *(int(name) for name in found)]) + 1)  # if the rank is in all groups so far
+        after = str(max([0, *(int(name) for name in members)]) + 1)  # if the rank is in all groups so far
         name = after if join.name is None else join.name
         if name.isdecimal():
-            found[name] = tuple(sorted(join.ranks))
-    return found
+            members[name] = tuple(sorted(join.ranks))
+    return members
 
 
 def _is_numbered(rank: RankEvidence) -> bool:

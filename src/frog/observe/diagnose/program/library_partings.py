@@ -72,15 +72,15 @@ def _under(line: CodeLine) -> str:
 
 def _flags(files: Iterable[str]) -> list[tuple[str, CodeLine]]:
     """Return the flags of a trainer that the program sets: their text and line."""
-    found = []
+    flags = []
     for file in files:
         parsed = parse_file(file)
         nodes = ast.walk(parsed[0]) if parsed is not None else ()
         for node in nodes:
             names = [each for each in getattr(node, "targets", ()) if isinstance(each, ast.Attribute)]
             if isinstance(node, ast.Assign) and any(_FLAG.fullmatch(name.attr) for name in names):
-                found.append((ast.unparse(node), _line_in(file, node.lineno)))
-    return found
+                flags.append((ast.unparse(node), _line_in(file, node.lineno)))
+    return flags
 
 
 def lines_with(files: Iterable[str], pattern: re.Pattern[str]) -> list[CodeLine]:

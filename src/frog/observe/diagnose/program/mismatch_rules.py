@@ -80,10 +80,10 @@ _AHEAD = 400
 
 def mismatched(evidence: Evidence) -> Diagnosis | None:
     """Explain the first collective at which ranks met with different calls."""
-    found = next((difference for difference in differences(evidence) if difference.kind != "absent"), None)
-    if found is None or (all(call.done for call in found.calls.values()) and not evidence.has_failed):
+    first = next((difference for difference in differences(evidence) if difference.kind != "absent"), None)
+    if first is None or (all(call.done for call in first.calls.values()) and not evidence.has_failed):
         return None
-    return mismatch(evidence, found)
+    return mismatch(evidence, first)
 
 
 _COMPARED = ("all_reduce", "allreduce", "broadcast", "reduce_scatter", "_reduce_scatter_base")

@@ -184,10 +184,10 @@ def _code_of(line: CodeLine | None) -> str:
 def _setters(line: CodeLine) -> str:
     """Return the lines of a program's file that set keys of a store, with the test around each; empty without any."""
     parsed = parse_file(line.file) if is_readable(line) else None
-    found = []
+    setters = []
     for number, text in enumerate(parsed[1].split("\n") if parsed is not None else [], 1):
         if _SETS_KEY.search(text):
             blocks = reversed(blocks_around(CodeLine(file=line.file, line=number)))
             test = next((block for block in blocks if block.kind in ("if", "else", "except")), None)
-            found.append(f"in line {number}" + (f", under {test}" if test is not None else ""))
-    return " and ".join(found[:_MOST_SETTERS])
+            setters.append(f"in line {number}" + (f", under {test}" if test is not None else ""))
+    return " and ".join(setters[:_MOST_SETTERS])

@@ -160,10 +160,10 @@ _OF_WAITS = (*_OF_CALLS, "ended", "stuck", "blocked", "busy", "network")
 def _with_origin(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
     """Add what led one rank alone to the collective in which it waits, if that is not a line of the program."""
     pending = [(rank, rank.pending[0]) for rank in evidence.ranks.values() if rank.pending]
-    found = [(rank, call, origin) for rank, call in pending if (origin := origin_of(call, rank.calls)) is not None]
-    if len(found) != 1 or diagnosis.fault not in _OF_WAITS or str(found[0][2]) in diagnosis.finding:
+    led = [(rank, call, origin) for rank, call in pending if (origin := origin_of(call, rank.calls)) is not None]
+    if len(led) != 1 or diagnosis.fault not in _OF_WAITS or str(led[0][2]) in diagnosis.finding:
         return diagnosis
-    rank, call, origin = found[0]
+    rank, call, origin = led[0]
     return diagnosis.with_more(finding=f"{diagnosis.finding}; rank {rank.rank} called {call.op} {origin}")
 
 
@@ -189,8 +189,8 @@ def waited(evidence: Evidence) -> Diagnosis | None:
     """Explain the first collective in which some ranks wait and which others never called."""
     if not evidence.has_failed and not _waited_long(evidence):
         return None
-    found = [without_transfers(evidence, each) for each in differences(evidence) if each.kind == "absent"]
-    explained = (rule(evidence, difference) for rule in (under_branch, left_its_loop, absent) for difference in found)
+    missed = [without_transfers(evidence, each) for each in differences(evidence) if each.kind == "absent"]
+    explained = (rule(evidence, difference) for rule in (under_branch, left_its_loop, absent) for difference in missed)
     return next((diagnosis for diagnosis in explained if diagnosis is not None), None)
 
 

@@ -159,14 +159,14 @@ def _parted(evidence: Evidence, met: _Meeting, *, after_errors: bool = False) ->
     if common and not last and (common[-1].op, common[-1].sizes) == (met.call.op, met.call.sizes):
         last = stack_of(met.call)  # the record was written in a hurry, without lines
     last = () if begins_anew(before, met.call) else last
-    found = []
+    partings = []
     for inside, outside in ((met.other, met.receiver), (met.receiver, met.other)):
         parting = parting_of(stacks[inside], stacks[outside], last)
         if parting is not None and (after_errors or not survived_error(evidence.ranks[outside])):
-            found.append((parting.weight, inside, outside, parting))
-    if not found:
+            partings.append((parting.weight, inside, outside, parting))
+    if not partings:
         return None
-    _, inside, outside, parting = min(found, key=lambda each: each[0])
+    _, inside, outside, parting = min(partings, key=lambda each: each[0])
     lines = {number: place(stack[0]) for number, stack in stacks.items()}
     met_words = (
         f"rank {met.receiver} received a message of another size than its collective at {lines[met.receiver]} "

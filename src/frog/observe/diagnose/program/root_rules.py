@@ -140,12 +140,12 @@ def _root_of(call: Call) -> ast.expr | None:
     line = call.line
     if line is None or not _has_root(call):
         return None
-    found = [node for node in _calls_at(line) if called_name(node) in _POSITIONS]
-    if len(found) != 1:
+    calls = [node for node in _calls_at(line) if called_name(node) in _POSITIONS]
+    if len(calls) != 1:
         return None
-    given = next((keyword.value for keyword in found[0].keywords if keyword.arg in _NAMES), None)
-    position = _POSITIONS[called_name(found[0])]
-    return given if given is not None or len(found[0].args) <= position else found[0].args[position]
+    given = next((keyword.value for keyword in calls[0].keywords if keyword.arg in _NAMES), None)
+    position = _POSITIONS[called_name(calls[0])]
+    return given if given is not None or len(calls[0].args) <= position else calls[0].args[position]
 
 
 def _calls_at(line: CodeLine) -> list[ast.Call]:

@@ -202,18 +202,18 @@ _LEAST_GROWTH_MIB, _LEAST_GROWTH = 64, 0.15
 
 def growing_memory(evidence: Evidence) -> Diagnosis | None:
     """Report ranks whose host memory grows steadily from step to step."""
-    found = {number: moments for number, rank in evidence.ranks.items() if (moments := _growth(rank.memory))}
-    if not found:
+    grown = {number: moments for number, rank in evidence.ranks.items() if (moments := _growth(rank.memory))}
+    if not grown:
         return None
-    number, moments = max(found.items(), key=lambda item: item[1][-1][1] - item[1][0][1])
+    number, moments = max(grown.items(), key=lambda item: item[1][-1][1] - item[1][0][1])
     (first_call, first_mib), (last_call, last_mib) = moments[0], moments[-1]
     each = (last_mib - first_mib) / max(1, last_call - first_call)
     rank = evidence.ranks[number]
     return Diagnosis(
         "growth",
-        f"the host memory of {span(sorted(found))} grows steadily: on rank {number} from {first_mib} to {last_mib} MiB "
+        f"the host memory of {span(sorted(grown))} grows steadily: on rank {number} from {first_mib} to {last_mib} MiB "
         f"between collectives {first_call} and {last_call}, {each:.2g} MiB each",
-        rank=number if len(found) == 1 else None,
+        rank=number if len(grown) == 1 else None,
         node_rank=rank.node_rank,
         certain=False,
         outcome=_outcome(evidence),
@@ -306,24 +306,24 @@ _LEAST_WITHOUT_EFFECT = 2
 
 def no_sync_without_effect(evidence: Evidence) -> Diagnosis | None:
     """Report that the program entered `no_sync` only after the forward, which decides about the average."""
-    found = {
+    by_rank = {
         number: rank.no_sync
         for number, rank in sorted(evidence.ranks.items())
         if rank.no_sync is not None and rank.no_sync.without_effect >= _LEAST_WITHOUT_EFFECT
     }
-    if not found:
+    if not by_rank:
         return None
-    rank, seen = next(iter(found.items()))
+    rank, seen = next(iter(by_rank.items()))
     lines = [
         note(
             None, f"rank {number}", f"{counts.without_effect} of {counts.entered} no_sync had no effect", "status.json"
         )
-        for number, counts in list(found.items())[:8]
+        for number, counts in list(by_rank.items())[:8]
     ]
     return Diagnosis(
         "no_sync",
         f"DDP's no_sync{at_place(seen.line)} had no effect in {seen.without_effect} of {seen.entered} micro-batches of "
-        f"{span([*found])}: the forward ran before it, so DDP averaged the gradients in each: the numbers are right, "
+        f"{span([*by_rank])}: the forward ran before it, so DDP averaged the gradients in each: the numbers are right, "
         "but more is sent than necessary",
         rank=rank,
         line=place(seen.line) or None,

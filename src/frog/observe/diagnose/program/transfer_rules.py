@@ -71,13 +71,13 @@ def transfer(evidence: Evidence) -> Diagnosis | None:
     for number in peers:
         path = _path(peers, number)
         last = path[-1]
-        found = (
+        diagnosis = (
             _circle(evidence, path[path.index(peers[last]) :])
             if last in peers
             else _waits_for_rank_elsewhere(evidence, path)
         )
-        if found is not None:
-            return found
+        if diagnosis is not None:
+            return diagnosis
     return None
 
 
@@ -134,21 +134,21 @@ def _circle(evidence: Evidence, circle: list[int]) -> Diagnosis:
     if len(ranks) > 2:
         return _ring(evidence, circle, finding)
     one, other = evidence.ranks[ranks[0]], evidence.ranks[ranks[-1]]
-    found = _pair(evidence, one, other, *ranks).with_more(finding=finding)
+    diagnosis = _pair(evidence, one, other, *ranks).with_more(finding=finding)
     if not _is_one_message(one, other):
-        return found
+        return diagnosis
     if groups := _other_groups(evidence, one, other):
-        return found.with_more(
+        return diagnosis.with_more(
             finding=f"{finding}{groups}",
             advice="both ranks of a message must name the same group: derive it from the pair of ranks, not from what "
             "one rank is, such as odd or even",
         )
     if tags := _other_tags(one, other):
-        return found.with_more(
+        return diagnosis.with_more(
             finding=f"{finding}{tags}",
             advice="use the same tag on both ranks; if tags number the messages, one rank has skipped one or is ahead",
         )
-    return found.with_more(
+    return diagnosis.with_more(
         fault="network",
         finding=f"{finding}: the message does not arrive",
         advice="compare the sizes and types of both tensors, then look at the network between their hosts",
@@ -227,13 +227,13 @@ def _deviation(rank: RankEvidence) -> Deviation | None:
 
 def left_order(rank: RankEvidence) -> str:
     """Say which message a rank began where it began another each time before; empty if it kept its order."""
-    found = _deviation(rank)
-    if found is None:
+    turned = _deviation(rank)
+    if turned is None:
         return ""
-    usual = "" if same_line(found.message.line, found.usual.line) else at_place(found.usual.line)
+    usual = "" if same_line(turned.message.line, turned.usual.line) else at_place(turned.usual.line)
     return (
-        f"; rank {rank.rank} left its order: after a message {_way(found.after)}, it began one {_way(found.message)}"
-        f"{at_place(found.message.line)}, but each time before, one {_way(found.usual)}{usual}"
+        f"; rank {rank.rank} left its order: after a message {_way(turned.after)}, it began one {_way(turned.message)}"
+        f"{at_place(turned.message.line)}, but each time before, one {_way(turned.usual)}{usual}"
     )
 
 
@@ -460,7 +460,7 @@ def deviation(messages: list[Message]) -> Deviation | None:
     What it did again later, such as to leave an inner loop, is part of its order. A rank that receives from any rank
     has none of its own.
     """
-    found = None
+    latest = None
     if any(message.peer is None for message in messages):
         return None
     pairs = [(message_form(one), message_form(other)) for one, other in itertools.pairwise(messages)]
@@ -471,9 +471,9 @@ def deviation(messages: list[Message]) -> Deviation | None:
         before = followers.setdefault(last, [])
         is_new = times[last, this] == 1 and number > len(messages) - _MOST_SINCE
         if is_new and len(before) >= _LEAST_REPEATS and len({message_form(each) for each in before}) == 1:
-            found = Deviation(one, before[-1], message)
+            latest = Deviation(one, before[-1], message)
         before.append(message)
-    return found
+    return latest
 
 
 def message_form(message: Message) -> tuple[object, ...]:
@@ -499,9 +499,9 @@ def longer_message(evidence: Evidence, receiver: RankEvidence, reported: tuple[s
         message = _last_sent(sender, receiver.rank) or (sender.transfer if waits else None)
         if message is None or not (inside == "recv" or (waits and inside is None)):
             continue
-        found = _longer_message_from(receiver, sender, message)
+        diagnosis = _longer_message_from(receiver, sender, message)
         first = note(receiver.exited_ns, f"rank {receiver.rank}", *reported)
-        return found.with_more(first, *report_ranks(evidence, [receiver.rank, sender.rank]))
+        return diagnosis.with_more(first, *report_ranks(evidence, [receiver.rank, sender.rank]))
     return None
 
 
