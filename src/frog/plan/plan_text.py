@@ -48,7 +48,7 @@ def plan_lines(
     lines += ["", *_memory_lines(run, memory), "", *_time_lines(run, step)]
     lines += ["", *_utilization_lines(step)]
     if budget is not None:
-        lines += ["", *_budget_lines(budget, run)]
+        lines += ["", *_budget_lines(budget)]
     lines += [f"note: {note}" for note in (*notes, *run.layout.notes(run.model))]
     if explain:
         if isinstance(step, AdaptedStep):
@@ -200,7 +200,7 @@ def _utilization_lines(step: StepModel) -> Iterator[str]:
             yield f"  {cause:<38} {100 * share:>6.1f} %"
 
 
-def _budget_lines(budget: Budget, run: PlannedRun) -> Iterator[str]:
+def _budget_lines(budget: Budget) -> Iterator[str]:
     hours = budget.wall_s / 3600
     yield f"training of {format_count(budget.tokens)} tokens: {budget.steps:,} steps, {hours / 24:.2f} days"
     yield f"  {budget.gpu_hours:,.0f} GPU-hours"

@@ -11,7 +11,7 @@ import torch
 
 from frog.core.config import load_run_config
 from frog.core.errors import ConfigError
-from frog.plan.estimate.architectures import _LLAMAS, model_of, read_model
+from frog.plan.estimate.architectures import _LLAMAS, model_of
 from frog.plan.estimate.sources import read_named_model
 from frog.plan.model import PlannedModel, from_model_config
 
@@ -311,9 +311,9 @@ def test_missing_size_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
     with pytest.raises(ConfigError, match="num_attention_heads is missing"):
-        read_model(path)
+        read_named_model(str(path))
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        read_model(tmp_path / "config.json")
+        read_named_model(str(tmp_path / "config.json"))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from frog.core.errors import ConfigError
-from frog.core.schema import decode, read_bounded
 from frog.plan.model import LatentAttention, PlannedModel
 
 _MOST = 10**8
@@ -76,18 +74,6 @@ _LLAMAS = {
     "minimax_m2": _Family(query_key_norms="whole"),
     "ernie4_5": _Family(),
 }
-
-
-def read_model(path: Path) -> PlannedModel:
-    """Read a config.json.
-
-    Raises:  ConfigError if it is missing, not JSON, or of an architecture that the planner does not know.
-    """
-    try:
-        data = read_bounded(path, ConfigError, "name a config.json of Hugging Face transformers")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", "name a config.json of Hugging Face transformers") from None
-    return model_of(decode(data, dict[str, Any], str(path), None, ConfigError), str(path))
 
 
 def text_of(table: Mapping[str, Any]) -> Mapping[str, Any]:
