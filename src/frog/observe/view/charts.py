@@ -12,10 +12,6 @@ from frog.core.runs.history import Floats, History, Ints, RankHistory, Segment
 
 MAX_POINTS = 2000
 """Most steps to draw in one chart (held-out scores are additional)."""
-
-MAX_RANKS = 16
-"""Most ranks to draw individually; a larger world shows some that are spread evenly."""
-
 _MAX_SKIPPED = 200
 _NAMED = 12
 

@@ -39,7 +39,6 @@ MOST_ROWS = 90_000
 _MOST_POINTS = 1_500
 """Most points of a curve."""
 _BLOCK_BYTES = 8 << 20
-_SAME_CLOCK_NS = 200_000_000
 
 Row = tuple[int, int, int, int]
 """Start and end in Unix ns, word, number."""
