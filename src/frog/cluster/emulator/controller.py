@@ -177,8 +177,7 @@ class SlurmController:
 
     def _run_batch(self, job: EmulatedJob) -> None:
         """Run the script, then end the job's steps and its remaining processes."""
-        array = [other for other in self.jobs if other.array_job == job.array_job] if job.array_job else ()
-        variables = batch_variables(job, self.cluster, array)
+        variables = batch_variables(job, self.cluster)
         folder = self.folder / "spool" / f"job{job.number:05d}.{job.restarts}"
 
         def started(pid: int) -> None:

@@ -28,7 +28,7 @@ HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIB
 # ---- variables -------------------------------------------------------------------------------------------------------
 
 
-def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob] = ()) -> dict[str, str]:
+def batch_variables(job: EmulatedJob, cluster: str) -> dict[str, str]:
     """Return the variables of the batch script that extend its submission environment."""
     request, first = job.request, job.allocations[0]
     variables = {
@@ -52,7 +52,7 @@ def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob]
         if request.export != "ALL":
             variables["SLURM_GET_USER_ENV"] = "1"
     if job.array_task is not None:
-        variables |= _array_variables(job, array)
+        variables |= _array_variables(job)
     return variables
 
 
@@ -126,7 +126,7 @@ def gpu_variables(gpus: Sequence[int]) -> dict[str, str]:
     return {"SLURM_GPUS_ON_NODE": str(len(gpus)), **dict.fromkeys(names, numbers)}
 
 
-def _array_variables(job: EmulatedJob, array: Sequence[EmulatedJob]) -> dict[str, str]:
+def _array_variables(job: EmulatedJob) -> dict[str, str]:
     assert job.request.array is not None
     tasks, step, _ = job.request.array
     return {
