@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from test_planted_mistakes import codes
 
 from frog.cli import main
-from frog.cluster.jobfile.explain import explain
 
 HEAD = "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH --time=01:00:00\n"
 FOUR = HEAD + "#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n"
@@ -123,10 +123,6 @@ EMULATOR = {
     "a file name": ("#SBATCH --output=%q.out\n./x\n", "--output=%q.out in line 4"),
     "a variable": ("export SLURM_CPU_BIND=cores SLURM_MPI_TYPE=pmix\nsrun -n2 ./x\n", "SLURM_MPI_TYPE in line 4"),
 }
-
-
-def codes(text: str, folder: Path) -> set[str]:
-    return {finding.code for finding in explain(text, Path("job.sbatch"), None, (folder,)).findings}
 
 
 @pytest.mark.parametrize("case", WRONG)

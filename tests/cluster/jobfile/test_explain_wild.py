@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_planted_mistakes import codes
 
 from frog.cluster.jobfile.explain import explain
 
@@ -251,10 +252,6 @@ NOT_REPORTED: dict[str, tuple[str, str]] = {
     "a here-document in quotes": ("#!/bin/bash\nsbatch <<'E'\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
     "a job that submits the next": (HEAD + "sbatch <<E\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
 }
-
-
-def codes(text: str, folder: Path) -> set[str]:
-    return {finding.code for finding in explain(text, Path("job.sbatch"), None, (folder,)).findings}
 
 
 @pytest.mark.parametrize("name", REPORTED)

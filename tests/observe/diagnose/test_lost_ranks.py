@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from failed_run import MS, FailedRun
+from test_diagnose import place
 
 from frog.core.runs.changes import find_changes, identities_of
 from frog.core.runs.run import read_run
@@ -27,10 +28,6 @@ def stand(run: FailedRun, step: int, phase: str, odd: int) -> None:
     """Put a rank into a phase of a step, and all others into its reduction."""
     for rank in run.ranks:
         run.up_to(rank, step, phase if rank == odd else "reduce")
-
-
-def place(found: Diagnosis) -> tuple[str, int | None, int | None, str | None]:
-    return found.fault, found.rank, found.step, found.phase
 
 
 def ended(run: FailedRun, code: int = 0) -> Diagnosis:

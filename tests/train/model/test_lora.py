@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig as PeftConfig
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from test_classifier import assert_close
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
@@ -81,11 +82,6 @@ def in_transformers(base: TinyTransformer, folder: Path) -> LlamaForCausalLM:
 def save(model: TinyTransformer, lora: LoraConfig, folder: Path) -> Path:
     save_adapter(model, lora, folder, base="runs/base", labels=[])
     return folder
-
-
-def assert_close(actual: Tensor, expected: Tensor, name: str = "logits") -> None:
-    atol = 1e-5 * max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=atol, msg=lambda text: f"{name}: {text}")
 
 
 def test_lora_outputs_and_gradients_match_peft(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
