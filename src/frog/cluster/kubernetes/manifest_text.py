@@ -250,7 +250,8 @@ class Fields:
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return a list or an object as it is, for a reader of a later stage; without a default it is an object."""
-        return self._take(key, list if isinstance(default, list) else dict, {} if default is None else default)
+        kind = list if isinstance(default, list) else dict
+        return self._take(key, kind, {} if default is None else default)
 
     def without_effect(self, *keys: str) -> list[str]:
         """Accept keys that have no effect on one machine; return those that are present."""

@@ -244,7 +244,7 @@ def _replica_problems(
         containers = _mapping(_mapping(_mapping(value).get("template")).get("spec")).get("containers")
         if not isinstance(containers, list) or not containers:
             yield f"{place}.template.spec.containers: missing"
-        elif container is not None and container not in [_mapping(one).get("name") for one in containers]:
+        elif container is not None and container not in [_mapping(each).get("name") for each in containers]:
             yield f"{place}.template.spec.containers: none is named {container}, as the operator needs it"
 
 
@@ -261,7 +261,7 @@ def _kueue_problems(kind: str, spec: Mapping[str, Any]) -> Iterator[str]:
             continue
         for at, flavor in enumerate(flavors):
             resources = _mapping(flavor).get("resources")
-            names = [_mapping(one).get("name") for one in resources] if isinstance(resources, list) else []
+            names = [_mapping(each).get("name") for each in resources] if isinstance(resources, list) else []
             if names != covered:
                 yield f"{place}.flavors[{at}].resources: {names}: must be coveredResources, in this order: {covered}"
 

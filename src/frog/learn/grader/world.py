@@ -358,7 +358,7 @@ class _Running:
         if self._failure is not None:
             return
         free = [] if self._gate.mismatch else self._gate.release()
-        for number, sender in sorted(free, key=lambda one: one[0] == self._task.held):
+        for number, sender in sorted(free, key=lambda pair: pair[0] == self._task.held):
             self._say(number, {"from": sender})
         problem = self._gate.problem()
         self._doomed = min(self._doomed, time.monotonic()) if problem else math.inf
