@@ -106,8 +106,6 @@ FILES = [
 
 MODULES = {module_of(path): path for path in FILES}
 
-PAGES = sorted((SOURCE.parents[1] / "scripts").glob("*.py"))
-
 
 def test_rooms_use_only_the_rooms_and_parts_below_them() -> None:
     """A lower room calls a product through a hook: hooks.py, which every room may use."""

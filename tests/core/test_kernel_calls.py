@@ -12,7 +12,6 @@ import pytest
 
 from frog.core import landlock, namespaces
 
-LAYERS = b"lowerdir=/l,upperdir=/u,workdir=/w,userxattr"
 NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 
 

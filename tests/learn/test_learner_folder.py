@@ -220,10 +220,6 @@ def test_course_folder_and_wheel_contain_the_pictures_of_the_labs_pages(tmp_path
     assert {folder: f"frog_labs/{folder}" for folder in folders}.items() <= shipped["force-include"].items()
 
 
-def linked(page: Path) -> list[str]:
-    return re.findall(r"\]\(\.\./([\w-]+\.md(?:#[\w-]+)?)\)", page.read_text())
-
-
 def anchors(folder: Path, read: str) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", (folder / read.partition("#")[0]).read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

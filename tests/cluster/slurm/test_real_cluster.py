@@ -63,17 +63,6 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def wait_for_sleepers(cluster: str, count: int) -> None:
-    """Wait until `count` processes `sleep 300` run in a cluster's jobs."""
-
-    def are_there() -> bool:
-        return (
-            sum(process.command in ("sleep 300", "/usr/bin/sleep 300") for process in find_processes(cluster)) >= count
-        )
-
-    wait_until(are_there, f"{count} processes of the job")
-
-
 def shell(command: str, cwd: Path) -> str:
     """Run a command line in a shell that uses the folder's cluster, as a user types it."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"

@@ -110,7 +110,6 @@ def test_run_file_without_a_setting_has_these_values() -> None:
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 FLAGS = [field.name for field in fields(Kind) if field.type == "bool" and field.name != "ends"]
-ALL = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
 
 
 @pytest.mark.parametrize(

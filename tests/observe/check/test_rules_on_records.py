@@ -76,7 +76,6 @@ def check(folder: Path, name: str, ranks: list[Lines], expected: Any) -> None:
 
 
 W = held({})
-BOTH = [[W, step(1), step(2)], [W, step(1), step(2)]]
 NO_STEP = "no optimizer of torch.optim took a step"
 ONE_RANK = "only one rank was recorded"
 

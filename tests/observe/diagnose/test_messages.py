@@ -35,7 +35,6 @@ def take(run: FailedRun, step: int, messages: list[tuple[str, list[tuple[str, st
         run.do(0, step, phase)
 
 
-MIDDLE, LAST = STEP[0], STEP[-1]
 DEVIATIONS = [
     ([("forward", []), *STEP[1:]], "missing", "forward", "send of 4096 bytes over pp"),
     ([*STEP[:3], ("backward", [])], "missing", "backward", "recv of 4096 bytes over pp"),

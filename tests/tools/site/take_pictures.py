@@ -30,7 +30,6 @@ HANG = "import torch.distributed as dist; dist.init_process_group(); dist.get_ra
 """A program in which rank 1 waits for a barrier that rank 0 never calls."""
 COLORS = {"light": ("#f6f6f2", "#1b1d21"), "dark": ("#14171a", "#e6e6e0")}
 SETTLE = "new Promise(done => setTimeout(done, 1500))"
-Box = tuple[float, float, float, float]
 
 
 def main() -> None:

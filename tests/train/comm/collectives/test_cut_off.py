@@ -90,10 +90,6 @@ def own(identity: int, slot: int = 0) -> Array:
     return np.arange(ELEMENTS) % 7 + 10.0**identity + 1000 * slot
 
 
-def rows(world: Survivors, like: Callable[[int, int], Array]) -> list[Array]:
-    return [like(identity, slot) for slot, identity in enumerate(world.members)]
-
-
 class Case:
     """A collective: its call, the buffers that it changes, and the expected result in a world."""
 

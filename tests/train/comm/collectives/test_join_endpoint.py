@@ -29,7 +29,6 @@ from frog.train.comm.elastic.join_endpoint import NOTE_BYTES, JoinEndpoint, read
 from frog.train.comm.elastic.survivors import Survivors
 
 SECRET = b"a secret of this run"
-ROUNDS = 40
 
 
 @pytest.fixture(autouse=True)
