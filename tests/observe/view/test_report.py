@@ -120,7 +120,7 @@ def test_run_text_is_escaped(tmp_path: Path) -> None:
     plain = page_of(make_run(tmp_path / "plain"))
     error = {"type": "CommError", "message": "<script>alert(3)</script> & more", "rank": 1, "step": 60}
     page = page_of(make_run(tmp_path / "evil", Synthetic(sample_text=evil, status="failed", error=error)))
-    assert page.num_scripts == plain.num_scripts == 3
+    assert page.num_scripts == plain.num_scripts == 4
     assert page.loads == ["data:,"]
     assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in page.text
     assert "<script>alert(3)</script> & more" in page.text

@@ -32,6 +32,12 @@ setTimeout(() => {
   });
   document.documentElement.dataset.inked = inked.length;
   document.documentElement.dataset.overflow = document.documentElement.scrollWidth - innerWidth;
+  const tables = [...document.querySelectorAll(".scroll")];
+  const wide = tables.filter((box) => box.scrollWidth > box.clientWidth + 1);
+  const say = tables.filter((box) => getComputedStyle(box, "::before").content.includes("Scroll to the right"));
+  document.documentElement.dataset.wide = wide.length;
+  const told = wide.every((box) => say.includes(box) && box.tabIndex === 0);
+  document.documentElement.dataset.agree = told && wide.length === say.length;
 }, 500);
 </script></body>"""
 
@@ -78,3 +84,7 @@ def test_charts_are_drawn_without_script_errors(tmp_path: Path, width: int) -> N
     overflow = re.search(r'data-overflow="(-?\d+)"', opening)
     assert overflow is not None
     assert int(overflow[1]) <= 0, f"the page is {overflow[1]} px wider than the window"
+    num_wide = re.search(r'data-wide="(\d+)"', opening)
+    assert num_wide is not None
+    assert (int(num_wide[1]) > 0) == (width == 500)
+    assert 'data-agree="true"' in opening, "a table that scrolls does not say so, or another one does"

@@ -100,6 +100,7 @@ def _drawing(history: History) -> dict[str, Any]:
         "library_js": _asset("uPlot.iife.min.js"),
         "css": _asset("report.css"),
         "js": _asset("report.js"),
+        "wider_js": _asset("wider.js"),
     }
 
 
