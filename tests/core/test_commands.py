@@ -99,6 +99,14 @@ def test_tour_has_every_command_under_its_heading() -> None:
     assert listed == {heading: set(commands) for heading, commands in HEADINGS.items()}
 
 
+def test_tour_links_every_page_for_users() -> None:
+    tour = (ROOT / "docs" / "tour.md").read_text()
+    for_contributors = r"development/|learn/exercises\.|teach/(?!README)|(?:README|architecture|tour)\."
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    missing = [page for page in pages if not re.match(for_contributors, page) and f"({page}" not in tour]
+    assert missing == []
+
+
 def test_invalid_choice_of_an_option_keeps_argparse_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "latest", "folder", "--to", "onnx"])
