@@ -87,7 +87,8 @@ def layout_words(run: PlannedRun) -> str:
             chunk = "chunk"
         block = layout.recompute_method == "block"
         many = layout.recompute_layers
-        words[-1] += f" of {many} layers of each {chunk}" if block else f", {many} layers at once"
+        layers = f"{many} layer{'s' if many > 1 else ''}"
+        words[-1] += f" of {layers} of each {chunk}" if block else f", {layers} at once"
     if layout.offload_optimizer:
         words.append(f"{100 * layout.offload_optimizer:g} % of the optimizer on the host")
     words += [f"capacity factor {layout.capacity_factor:g}"] if layout.capacity_factor is not None else []

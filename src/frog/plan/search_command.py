@@ -61,7 +61,7 @@ def _search(args: argparse.Namespace) -> int:
     from frog.plan.memory import USABLE
     from frog.plan.search.best import search
     from frog.plan.search.files import check_folder, write_files
-    from frog.plan.search.grid import AXES
+    from frog.plan.search.grid import AXES, CHOICES
     from frog.plan.search.program_files import axes_of
 
     if args.to is not None:
@@ -72,7 +72,7 @@ def _search(args: argparse.Namespace) -> int:
     if problem := precision_problem(base, cluster):
         raise ConfigError(problem, "--precision bf16")
     zeros = zeros_of(software, adapters)
-    axes: tuple[str, ...] = AXES
+    axes: tuple[str, ...] = CHOICES
     if adapters is not None or args.packing is not None:
         model, adapters, axes, tokens = _tuned(args, named, base, software, adapters)
     counts = [num_gpus // part for part in _FEWER if num_gpus % (part * cluster.gpus_per_node) == 0] or [num_gpus]
@@ -98,7 +98,7 @@ def _search(args: argparse.Namespace) -> int:
         for_frog, stated, of_program = None, axes_of(software), None
         if adapters is None and args.packing is None:
             own, _ = base_layout(named, {**options_of(args), "software": "frog", "overlap_moe": "no"})
-            for_frog = search(model, cluster, [num_gpus], own, constants=constants)
+            for_frog = search(model, cluster, [num_gpus], own, constants=constants, axes=AXES)
         if stated is not None:
             is_searched = set(axes) <= set(stated)
             only = result if is_searched else search(model, cluster, [num_gpus], base, zeros, constants, stated)
@@ -129,11 +129,11 @@ def _tuned(
     """
     from frog.core.errors import ConfigError
     from frog.plan.estimate.packing import refuse_packing
-    from frog.plan.search.grid import AXES
+    from frog.plan.search.grid import CHOICES
     from frog.plan.search.program_files import axes_of
 
     model, stated, tokens = named.model, axes_of(software), args.tokens
-    axes = AXES if stated is None else stated
+    axes = CHOICES if stated is None else stated
     if adapters is not None:
         if problems := adapters.problems(model, base):
             raise ConfigError("\n".join(problems))

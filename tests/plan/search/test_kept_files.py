@@ -25,7 +25,7 @@ from frog.plan.layout import Layout, Traits
 from frog.plan.search.best import Candidate, search, what_binds
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.files import check_folder, run_file, slurm_profile
-from frog.plan.search.grid import layout_grid
+from frog.plan.search.grid import AXES, CHOICES, layout_grid
 from frog.plan.search.page import front_page
 from frog.plan.search.program_files import NotExpressibleError, axes_of, program_files
 
@@ -70,6 +70,11 @@ CASES: dict[str, tuple[str, Layout]] = {
     "context": ("llama", replace(PLAIN, dp=16, tp=2, cp=2, recompute="full")),
     "experts": ("mixture", replace(PLAIN, dp=32, pp=2, ep=8, traits=OVERLAPS)),
     "more experts": ("mixture", replace(PLAIN, dp=8, ep=16, zero=3, zero_group=4)),
+    "split experts": ("mixture", replace(PLAIN, dp=16, tp=4, ep=4, expert_tp=4, sequence_parallel=True, zero=1)),
+    "some again": (
+        "llama",
+        replace(PLAIN, dp=16, pp=4, virtual_stages=2, recompute="full", recompute_layers=3, zero=1),
+    ),
     "float8": ("llama", replace(PLAIN, precision="fp8", zero=2)),
     "rows": ("llama", replace(PLAIN, precision="fp8_rowwise")),
     "half": ("qwen2", replace(PLAIN, precision="fp16", recompute="full", zero=1)),
@@ -125,7 +130,8 @@ def test_torchtitans_module_is_imported_only_from_a_folder_that_python_can_name(
 
 def test_programs_without_files_have_no_axes() -> None:
     assert (axes_of("HAI-LLM"), axes_of("Transformers Trainer (FSDP2)")) == (None, ())
-    assert axes_of("torchtitan (FSDP2)") == axes_of("Megatron-Core") == ("tp", "pp", "cp", "ep")
+    assert axes_of("torchtitan (FSDP2)") == (*AXES, "expert_tp")
+    assert axes_of("Megatron-Core") == axes_of("Megatron-Bridge") == CHOICES
     with pytest.raises(NotExpressibleError, match="Frog writes no files of HAI-LLM"):
         program_files("HAI-LLM", candidate("plain"), LLAMA, Path("p"), 10, "h100x8")
 
@@ -133,6 +139,7 @@ def test_programs_without_files_have_no_axes() -> None:
 GRIDS = {
     "dense": ("llama", 48, Layout(4096, 96), (0, 1, 2, 3), ("tp", "pp", "cp", "ep")),
     "mixture": ("mixture", 64, Layout(2048, 128, traits=OVERLAPS), (1, 3), ("tp", "pp", "cp", "ep")),
+    "split experts": ("mixture", 64, Layout(2048, 128), (1,), CHOICES),
     "scores": ("gpt2", 12, Layout(1024, 48, traits=Traits("scores")), (0, 1), ("tp", "pp", "cp")),
     "data only": ("qwen3", 24, Layout(1000, 72), (0, 2), ()),
 }

@@ -8,7 +8,9 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,11 @@ from frog.plan.estimate.step_time import StepModel
 from frog.plan.layout import Layout, Traits
 from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
+from frog.plan.plan_text import layout_words
 from frog.plan.search.best import SearchResult, search, what_binds
 from frog.plan.search.coarse import evaluate
 from frog.plan.search.files import time_limit
-from frog.plan.search.grid import divisors, joined, layout_grid
+from frog.plan.search.grid import AXES, CHOICES, Grid, divisors, joined, layout_grid
 from frog.plan.search.page import front_page
 
 ROOT = Path(__file__).parents[3]
@@ -85,12 +88,13 @@ def test_numbers_of_a_layout_do_not_depend_on_the_layouts_next_to_it() -> None:
 
 
 def test_search_computes_each_kind_of_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dense layer depends on tp, cp and the micro-batch, a mixture on ep too, neither on the number of GPUs."""
+    """A dense layer depends on tp, cp and the micro-batch, a mixture on its experts' ranks too, neither on all GPUs."""
     kinds, compute = [], LayerModel.layer
 
     def layer(self: LayerModel, *, mixture: bool) -> Passes:
         layout = self.layout
-        kinds.append((mixture, layout.tp, layout.cp, layout.micro_batch, layout.ep if mixture else 0))
+        experts = (layout.ep, layout.expert_split) if mixture else None
+        kinds.append((mixture, layout.tp, layout.cp, layout.micro_batch, experts))
         return compute(self, mixture=mixture)
 
     base = Layout(4096, 96, traits=MEGATRON)
@@ -128,6 +132,75 @@ def test_layouts_with_adapters_or_packed_documents_are_those_of_a_plan(adapters:
         gain = what_binds(least, (0, 1), ("tp",))["the memory of a GPU"]
         assert gain == pytest.approx(1 - most.best[0].step_s / least.best[0].step_s, abs=1e-9)
         assert gain > 0
+
+
+def all_layouts(model: PlannedModel, num_gpus: int, base: Layout) -> Iterator[Layout]:
+    """Yield all layouts of one micro-batch of 1 without a pipeline or cp, with ZeRO 1 among all ranks."""
+    for tp in (1, 2, 4, 8):
+        one = replace(base, dp=num_gpus // tp, tp=tp, zero=1, sequence_parallel=tp > 1)
+        sizes = [(1, None)] if not model.experts else list(product(divisors(model.experts), [None, *divisors(tp)]))
+        for ep, expert_tp in sizes:
+            split = replace(one, ep=ep, expert_tp=expert_tp)
+            yield from (split, replace(split, recompute="full"))
+            again = [replace(split, recompute="full", recompute_layers=n) for n in range(1, model.layers)]
+            yield from again
+
+
+def is_small(grid: Grid) -> np.ndarray:
+    """Return which layouts `all_layouts` yields."""
+    one_by_one = (grid.micro_batch == 1) & (grid.pp == 1) & (grid.cp == 1)
+    return one_by_one & (grid.zero == 1) & (grid.zero_group == 0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "gib"),
+    [(DENSE, 36), (DENSE, 44), (MIXTURE, 14), (MIXTURE, 17), (MIXTURE, 20), (MIXTURE, 24)],
+    ids=["dense 36", "dense 44", "mixture 14", "mixture 17", "mixture 20", "mixture 24"],
+)
+def test_search_finds_the_fastest_of_all_layouts(
+    model: PlannedModel, gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all ways to split experts, and to compute any number of layers again."""
+    cluster, base = replace(H100, gpu=replace(H100.gpu, memory=gib * 2**30)), Layout(4096, 32, traits=MEGATRON)
+    grid = layout_grid(model, cluster, 8, base, (1,))
+    monkeypatch.setattr("frog.plan.search.best.layout_grid", lambda *_: grid[is_small(grid)])
+    found = search(model, cluster, [8], base, (1,))
+    runs = [PlannedRun(model, each, cluster) for each in all_layouts(model, 8, base) if not each.problems(model)]
+    fitting = [run for run in runs if run.step.memory.total <= USABLE * cluster.gpu.memory]
+    assert found.best[0].step_s == pytest.approx(min(run.step.step.total for run in fitting), rel=2e-3)
+    assert found.best[0].memory <= USABLE * cluster.gpu.memory
+
+
+def test_search_computes_some_layers_again_if_all_are_too_many() -> None:
+    cluster, base = replace(H100, gpu=replace(H100.gpu, memory=44 * 2**30)), Layout(8192, 8, traits=TORCHTITAN)
+    found, without = (search(DENSE, cluster, [8], base, (3,), axes=axes) for axes in (CHOICES, AXES))
+    layout = found.best[0].run.layout
+    assert layout.recompute == "full"
+    assert layout.recompute_layers is not None
+    assert found.best[0].step_s < without.best[0].step_s * 0.99
+    assert found.num_layouts > without.num_layouts
+    one_less = replace(found.best[0].run, layout=replace(layout, recompute_layers=layout.recompute_layers - 1))
+    assert one_less.step.memory.total > USABLE * cluster.gpu.memory
+    assert "full recomputation of " in layout_words(found.best[0].run)
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=["dense", "mixture"])
+@pytest.mark.parametrize("traits", [MEGATRON, TORCHTITAN, INTERNEVO], ids=["megatron", "torchtitan", "internevo"])
+def test_coarse_numbers_of_some_layers_are_the_exact_ones(model: PlannedModel, traits: Traits) -> None:
+    base = Layout(4096, 96, traits=traits)
+    grid = layout_grid(model, H100, 48, base)
+    grid = grid[(grid.recompute == 2) & (grid.pp < model.layers)]
+    grid = grid[np.array(random.Random(2).sample(range(len(grid)), 60))]
+    chunks = -(-model.layers // grid.pp) // grid.virtual_stages
+    for asked in (np.ones_like(chunks), np.maximum(1, chunks - 1), chunks):
+        some = replace(grid, recompute_layers=asked)
+        coarse = evaluate(model, H100, base, some)
+        for place in range(len(some)):
+            layout = some.layout(place, base)
+            step = StepModel(model, layout, H100)
+            assert layout.recompute_layers == asked[place]
+            assert coarse.step_s[place] == pytest.approx(step.step.total, rel=1e-9), layout
+            assert coarse.memory[place] == pytest.approx(step.memory.total, rel=1e-9), layout
 
 
 def found_for(num_gpus: int, **changes: object) -> SearchResult:

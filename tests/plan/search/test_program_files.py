@@ -75,12 +75,16 @@ EXPERTS = {"dp": 32, "pp": 2, "tp": 1, "cp": 1, "ep": 8, "virtual_stages": 2, "m
 AGAIN = {"dp": 64, "tp": 1, "pp": 1, "cp": 1, "virtual_stages": 1, "micro_batch": 4, "recompute": "full"}
 
 
+SPLIT_EXPERTS = {**EXPERTS, "dp": 16, "tp": 2, "ep": 8, "expert_tp": 2, "sequence_parallel": True}
+
+
 CASES = {"best": {}, "split": SPLIT, "groups": GROUPS, "cp": CONTEXT, "ep": EXPERTS, "full": AGAIN}
+CASES["expert tp"] = SPLIT_EXPERTS
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_torchtitan_divides_all_gpus_and_the_batch(mixture: Path, changes: dict[str, Any]) -> None:
-    layout, files = written("torchtitan", mixture if changes is EXPERTS else LLAMA, **changes)
+    layout, files = written("torchtitan", mixture if "ep" in changes else LLAMA, **changes)
     table = tomllib.loads(files.texts["torchtitan.toml"])
     known = set(PARSED["torchtitan 0.2.2"])
     assert {f"{section}.{name}" for section, values in table.items() for name in values} <= known
@@ -94,11 +98,12 @@ def test_torchtitan_divides_all_gpus_and_the_batch(mixture: Path, changes: dict[
     if layout.pp > 1:
         assert training["local_batch_size"] // axes["pipeline_parallel_microbatch_size"] == micro_batches
         stages = 1 if axes["pipeline_parallel_schedule"] == "1F1B" else layout.virtual_stages
-        layers = 48 if changes is EXPERTS else 32
+        layers = 48 if "ep" in changes else 32
         assert axes["pipeline_parallel_layers_per_stage"] * stages * layout.pp == layers
     else:
         assert training["local_batch_size"] == layout.micro_batch
     assert axes.get("expert_parallel_degree", 1) == layout.ep
+    assert axes.get("expert_tensor_parallel_degree", 1) == (layout.expert_split if layout.ep > 1 else 1)
     assert table["activation_checkpoint"]["mode"] == ("full" if layout.recompute == "full" else "none")
 
 
@@ -133,7 +138,7 @@ def options_of(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_megatron_gets_known_options_of_the_layout(mixture: Path, changes: dict[str, Any]) -> None:
-    layout, files = written("megatron", mixture if changes is EXPERTS else LLAMA, **changes)
+    layout, files = written("megatron", mixture if "ep" in changes else LLAMA, **changes)
     options = options_of(files.texts["megatron.args"])
     assert set(options) <= set(PARSED["Megatron-LM of 2026-08-22"])
     sizes = {
@@ -150,8 +155,37 @@ def test_megatron_gets_known_options_of_the_layout(mixture: Path, changes: dict[
     assert ("use-distributed-optimizer" in options) is (layout.zero > 0)
     assert ("sequence-parallel" in options) is layout.sequence_parallel
     assert options.get("recompute-granularity", "none") == layout.recompute
-    assert ("num-experts" in options) is (changes is EXPERTS)
+    assert ("num-experts" in options) is ("ep" in changes)
+    assert int(options.get("expert-tensor-parallel-size", layout.tp)) == layout.expert_split
     assert files.command.startswith("env CUDA_DEVICE_MAX_CONNECTIONS=1 ") is (layout.tp > 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(None, {"method": "uniform", "num": "1"}), (5, {"method": "block", "num": "5"})]
+)
+def test_megatron_computes_some_layers_of_each_chunk_again(layers: int | None, expected: dict[str, str]) -> None:
+    changes = {**SPLIT, "recompute": "full", "recompute_layers": layers}
+    options = options_of(written("megatron", **changes)[1].texts["megatron.args"])
+    values = dict(
+        line.split("=") for line in written("megatron-bridge", **changes)[1].texts["bridge.args"].splitlines()
+    )
+    assert options["recompute-granularity"] == values["model.recompute_granularity"] == "full"
+    assert options["recompute-method"] == values["model.recompute_method"] == expected["method"]
+    assert options["recompute-num-layers"] == values["model.recompute_num_layers"] == expected["num"]
+
+
+def test_experts_that_are_whole_without_ep_are_stated(mixture: Path) -> None:
+    """Megatron splits experts as tp splits the rest, if nothing else is stated."""
+    changes = {**SPLIT, "ep": 1, "expert_tp": 1, "virtual_stages": 1, "micro_batch": 1}
+    options = options_of(written("megatron", mixture, **changes)[1].texts["megatron.args"])
+    assert options["expert-tensor-parallel-size"] == "1"
+    assert "expert-model-parallel-size" not in options
+
+
+def test_torchtitan_03_cannot_split_experts_next_to_ep(mixture: Path) -> None:
+    _, files = written("torchtitan", mixture, **SPLIT_EXPERTS)
+    assert set(files.texts) == {"torchtitan.toml"}
+    assert "--job.config_file" in files.command
 
 
 def test_bridge_gets_the_same_sizes() -> None:
@@ -223,11 +257,19 @@ def test_accelerates_variables_are_those_of_its_own_launcher(tmp_path: Path) -> 
         ("torchtitan", {"precision": "mxfp8"}, "torchtitan's options for mxfp8"),
         ("trainer", {"precision": "mxfp8"}, "no mxfp8"),
         ("torchtitan", {"dp": 32, "cp": 2, "tp": 1, "pp": 1, "zero_group": 1}, "whole groups of context parallelism"),
+        ("torchtitan", {**AGAIN, "recompute_layers": 4}, "has no option for .* of 4 layers"),
     ],
 )
 def test_layout_without_options_says_why(software: str, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(NotExpressibleError, match=why):
         written(software, **changes)
+
+
+@pytest.mark.parametrize("changes", [{"ep": 4, "expert_tp": 2}, {"ep": 1, "expert_tp": 1}], ids=["part", "no ep"])
+def test_torchtitan_splits_experts_over_tp_or_not(changes: dict[str, Any], mixture: Path) -> None:
+    layout = {**EXPERTS, "dp": 16, "tp": 4, "pp": 1, "virtual_stages": 1, "sequence_parallel": True}
+    with pytest.raises(NotExpressibleError, match="torchtitan splits an expert over all ranks of tp"):
+        written("torchtitan", mixture, **{**layout, **changes})
 
 
 @pytest.mark.parametrize("software", ["megatron", "torchtitan"])

@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 
+from frog.plan.columns import Column
 from frog.plan.estimate.adapters import Adapters
 from frog.plan.estimate.constants import FITTED, Constants
 from frog.plan.estimate.hardware import Cluster, Gpu
@@ -17,8 +18,9 @@ from frog.plan.estimate.utilization import utilization
 from frog.plan.layout import Layout
 from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
-from frog.plan.search.coarse import evaluate, evaluate_each
-from frog.plan.search.grid import ALL_ZEROS, AXES, Grid, joined, layout_grid
+from frog.plan.search.coarse import Coarse, KnownLayers, evaluate, evaluate_each, evaluate_memory
+from frog.plan.search.grid import ALL_ZEROS, CHOICES, Grid, joined, layout_grid
+from frog.plan.search.recomputation import fewest_layers
 
 _BEST = 10
 _LESS_MEMORY, _SLOWER = 0.8, 2.0
@@ -110,40 +112,54 @@ def search(
     base: Layout,
     zeros: Sequence[int] = ALL_ZEROS,
     constants: Constants = FITTED,
-    axes: Sequence[str] = AXES,
+    axes: Sequence[str] = CHOICES,
     adapters: Adapters | None = None,
 ) -> SearchResult:
     """Return the best layouts on the first number of GPUs, and the front over all of them.
 
-    zeros, axes: kinds of sharding, and axes next to dp, that the program has. Time and memory are those of `estimate`:
-    the coarse search only ranks. Layouts with adapters or packed documents are estimated one by one, 1 ms each.
+    zeros, axes: kinds of sharding, and those of CHOICES, that the program has. Time and memory are those of `estimate`:
+    the coarse search only ranks. Layouts with adapters or packed documents are estimated one by one, 1 ms each, and
+    all or none of their layers are computed again.
     """
-    grids = [layout_grid(model, cluster, num_gpus, base, zeros, axes) for num_gpus in nums_gpus]
-    grid = joined(grids)
+    grid = joined([layout_grid(model, cluster, num_gpus, base, zeros, axes) for num_gpus in nums_gpus])
     if adapters is not None or isinstance(model, PackedModel):
         coarse = evaluate_each(
             PlannedRun(model, grid.layout(place, base), cluster, constants=constants, adapters=adapters)
             for place in range(len(grid))
         )
     else:
-        coarse = evaluate(model, cluster, base, grid, constants)
+        grid, coarse = _evaluated(grid, KnownLayers(model, cluster, constants), base, "recompute_layers" in axes)
     fits = coarse.memory <= USABLE * cluster.gpu.memory
-    ranked, end = [], 0
-    for each in grids:
-        start, end = end, end + len(each)
-        if len(each):
-            places = start + np.flatnonzero(fits[start:end])
+    ranked = {}
+    for num_gpus in nums_gpus:
+        places = np.flatnonzero(fits & (grid.num_gpus == num_gpus))
+        if places.size:
             columns = grid[places], coarse.step_s[places], coarse.memory[places]
-            ranked.append(_Ranked(model, cluster, base, constants, adapters, *columns))
-    points = [ranking.candidate(place) for ranking in ranked for place in ranking.front()]
-    most = next(
-        (ranking for ranking in ranked if len(ranking.grid) and ranking.grid.layout(0, base).num_gpus == nums_gpus[0]),
-        None,
-    )
+            ranked[num_gpus] = _Ranked(model, cluster, base, constants, adapters, *columns)
+    points = [ranking.candidate(place) for ranking in ranked.values() for place in ranking.front()]
+    most = ranked.get(nums_gpus[0])
     best = [most.candidate(place) for place in islice(most.of_each_mesh(), _BEST)] if most else []
     num_fitting = int(fits.sum())
     best.sort(key=lambda candidate: candidate.step_s)
     return SearchResult(len(grid), num_fitting, best, _undominated(points), most)
+
+
+def _evaluated(grid: Grid, layers: KnownLayers, base: Layout, some_again: bool) -> tuple[Grid, Coarse]:
+    """Return the layouts of a grid, and if `some_again` also those that compute some layers again in order to fit, with
+    their time and memory.
+    """
+    model, cluster, usable = layers.model, layers.cluster, USABLE * layers.cluster.gpu.memory
+    coarse = evaluate(model, cluster, base, grid, layers.constants, layers)
+    if not some_again:
+        return grid, coarse
+
+    def fitting(tried: Grid) -> Column:
+        return evaluate_memory(base, tried, layers) <= usable
+
+    more = fewest_layers(grid, coarse.memory <= usable, model.layers, fitting)
+    of_more = evaluate(model, cluster, base, more, layers.constants, layers)
+    columns = (np.concatenate(pair) for pair in zip(vars(coarse).values(), vars(of_more).values(), strict=True))
+    return joined([grid, more]), Coarse(*columns)
 
 
 def _undominated(points: Sequence[Candidate]) -> list[Candidate]:
@@ -162,7 +178,7 @@ def base_of(layout: Layout) -> Layout:
     return Layout(layout.seq_len, layout.global_batch, precision=layout.precision, traits=layout.traits)
 
 
-def what_binds(result: SearchResult, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[str] = AXES) -> dict[str, float]:
+def what_binds(found: SearchResult, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[str] = CHOICES) -> dict[str, float]:
     """Return how much faster the best layout would be, as a fraction of its time, with twice as much of each resource.
 
     With twice the memory another layout may be the fastest; a batch twice as large counts per token.

@@ -124,6 +124,8 @@ def time_limit(seconds: float) -> str:
 def run_file(candidate: Candidate, folder: Path, cluster_name: str, steps: int) -> str | None:
     """Return a run file for a layout; None if Frog cannot train with it."""
     layout = candidate.run.layout
+    if layout.expert_tp is not None or layout.recompute_layers is not None:
+        return None
     strategy: dict[str, Any] = {"name": ("ddp", "zero1", "zero2", "zero3")[layout.zero]}
     strategy |= {name: size for name in ("tp", "pp", "cp", "ep") if (size := getattr(layout, name)) > 1}
     if layout.zero_group:

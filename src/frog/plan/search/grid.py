@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,41 +20,60 @@ _MOST_CONTEXT = 64
 ALL_ZEROS = (0, 1, 2, 3)
 AXES = ("tp", "pp", "cp", "ep")
 """Axes next to dp."""
+CHOICES = (*AXES, "expert_tp", "recompute_layers")
+"""What a search varies next to dp, the batch, sharding and recomputation, if the program has options for it: the axes,
+how many tp ranks split an expert, and recomputation of some layers (`recomputation.py`).
+"""
 RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Layouts, one in each place of the columns; `recompute` is a place in RECOMPUTE."""
+    """Layouts, one in each place of the columns."""
 
     dp: Column
     tp: Column
     pp: Column
     cp: Column
     ep: Column
+    expert_tp: Column
+    """Ranks that split an expert; of a model without experts, tp."""
     micro_batch: Column
     virtual_stages: Column
     zero: Column
     zero_group: Column
     recompute: Column
+    """Places in RECOMPUTE."""
+    recompute_layers: Column
+    """Layers of each chunk that full recomputation computes again; 0: all."""
 
     def __len__(self) -> int:
         return len(self.dp)
+
+    @property
+    def num_gpus(self) -> Column:
+        return self.dp * self.tp * self.pp * self.cp
 
     def __getitem__(self, chosen: Column) -> Grid:
         return Grid(*(column[chosen] for column in vars(self).values()))
 
     def columns(self, base: Layout) -> Layout:
         """Return all layouts as one, whose sizes are columns; its recomputation is that of `base`."""
-        sizes = {name: column for name, column in vars(self).items() if name != "recompute"}
+        sizes = {name: column for name, column in vars(self).items() if not name.startswith("recompute")}
         return replace(base, **sizes, sequence_parallel=self.tp > 1)
 
     def layout(self, place: int, base: Layout) -> Layout:
         """Return one layout, with the batch, sequence, precision and traits of `base`."""
         values = {field.name: int(getattr(self, field.name)[place]) for field in fields(self)}
-        recompute = RECOMPUTE[values.pop("recompute")]
-        changes = {**values, "recompute": recompute, "sequence_parallel": values["tp"] > 1}
-        return replace(base, **changes)  # type: ignore[arg-type]
+        usual = 1 if values["ep"] > 1 else values["tp"]
+        changes: dict[str, Any] = {
+            **values,
+            "expert_tp": None if values["expert_tp"] == usual else values["expert_tp"],
+            "recompute": RECOMPUTE[values["recompute"]],
+            "recompute_layers": values["recompute_layers"] or None,
+            "sequence_parallel": values["tp"] > 1,
+        }
+        return replace(base, **changes)
 
 
 def joined(grids: Sequence[Grid]) -> Grid:
@@ -67,11 +87,12 @@ def layout_grid(
     num_gpus: int,
     base: Layout,
     zeros: Sequence[int] = ALL_ZEROS,
-    axes: Sequence[str] = AXES,
+    axes: Sequence[str] = CHOICES,
 ) -> Grid:
     """Return all layouts that a model can have on so many GPUs, with the batch and sequence of `base`.
 
-    `zeros` are the kinds of sharding that the program has, `axes` its axes next to dp. ZeRO 2 is only for one
+    `zeros` are the kinds of sharding that the program has, `axes` those of CHOICES. Recomputation of some layers is not
+    among them, since memory decides of how many. ZeRO 2 is only for one
     micro-batch: with more, it reduces gradients for each, which `estimate` does not model. Tensor parallelism stays
     inside an NVLink domain and splits whole heads. A pipeline has at least as many micro-batches as stages, and chunks
     of equal numbers of layers.
@@ -85,7 +106,7 @@ def layout_grid(
                 dp = num_gpus // (tp * cp * pp)
                 sizes = {"tp": tp, "pp": pp, "cp": cp}
                 if base.global_batch % dp == 0 and all(axis in axes or size == 1 for axis, size in sizes.items()):
-                    chosen = _choices(model, cluster, base, zeros, (dp, tp, pp, cp), "ep" in axes)
+                    chosen = _choices(model, cluster, base, zeros, (dp, tp, pp, cp), axes)
                     for column, values in zip(columns, chosen, strict=True):
                         column.append(values)
     if not columns[0]:
@@ -105,7 +126,7 @@ def _choices(
     base: Layout,
     zeros: Sequence[int],
     sizes: tuple[int, int, int, int],
-    divides_experts: bool,
+    axes: Sequence[str],
 ) -> list[Column]:
     """Return the columns of all layouts of one mesh."""
     dp, tp, pp, cp = sizes
@@ -113,23 +134,36 @@ def _choices(
     micros = [n for n in _MICRO_BATCHES if local % n == 0 and (pp == 1 or local // n >= pp)]
     chunks = [1] + [n for n in range(2, _MOST_CHUNKS + 1) if pp > 1 and model.layers % (pp * n) == 0]
     ranks = dp * cp * tp
-    experts = [1]
-    if model.experts and divides_experts:
-        experts = [n for n in divisors(model.experts) if ranks % n == 0]
+    experts = _expert_sizes(model, ranks, tp, axes)
     data = dp * cp
     groups = sorted({0, max(1, cluster.nvlink_domain // tp)}) if data > 1 else [0]
     sharding = [(zero, group) for zero in zeros for group in groups if not group or _is_hybrid(zero, group, data)]
     recompute = range(3) if base.traits.attention == "scores" else (0, 2)
-    axes = [np.array(axis, dtype=np.int64) for axis in (experts, micros, chunks, range(len(sharding)), recompute)]
-    ep, micro, chunk, shard, again = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
+    choices = [np.array(choice, dtype=np.int64) for choice in (micros, chunks, range(len(sharding)), recompute)]
+    held, micro, chunk, shard, again = (
+        choice.ravel() for choice in np.meshgrid(np.arange(len(experts)), *choices, indexing="ij")
+    )
+    ep, expert_tp = np.array(experts, dtype=np.int64).reshape(-1, 2).T
+    ep, expert_tp = ep[held], expert_tp[held]
     zero, group = np.array(sharding, dtype=np.int64).reshape(-1, 2).T
     num_micro = local // micro
     valid = ((chunk == 1) | (num_micro % pp == 0)) & ((zero[shard] != 2) | (num_micro == 1))
     if base.traits.overlaps_experts:  # next to another micro-batch
         valid &= (ep == 1) | (num_micro > 1)
-    ep, micro, chunk, shard, again = (axis[valid] for axis in (ep, micro, chunk, shard, again))
-    mesh = [np.full(len(ep), n) for n in sizes]
-    return [*mesh, ep, micro, chunk, zero[shard], group[shard], again]
+    columns = (ep, expert_tp, micro, chunk, zero[shard], group[shard], again, np.zeros_like(again))
+    mesh = [np.full(int(valid.sum()), n) for n in sizes]
+    return [*mesh, *(column[valid] for column in columns)]
+
+
+def _expert_sizes(model: PlannedModel, ranks: int, tp: int, axes: Sequence[str]) -> list[tuple[int, int]]:
+    """Return ep and the number of ranks that split an expert, for each way to hold the experts of a layer."""
+    if not model.experts:
+        return [(1, tp)]
+    found = []
+    for ep in divisors(model.experts) if "ep" in axes else [1]:
+        splits = divisors(tp) if "expert_tp" in axes else [1 if ep > 1 else tp]
+        found += [(ep, n) for n in splits if ranks % (ep * n) == 0 and model.expert_ffn % n == 0]
+    return found
 
 
 def _is_hybrid(zero: int, group: int, data: int) -> bool:

@@ -21,7 +21,7 @@ from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
 from frog.plan.plan_text import layout_words
 from frog.plan.search.best import Candidate
-from frog.plan.search.grid import AXES
+from frog.plan.search.grid import AXES, CHOICES
 
 _GIB = 2**30
 PROGRAM_FILES = (
@@ -74,13 +74,13 @@ class _Request:
 class _Program:
     write: Callable[[_Request], ProgramFiles]
     axes: tuple[str, ...]
-    """Axes next to dp that its options have."""
+    """Those of CHOICES that its options have."""
     takes_peft: bool = False
     """Its programs train adapters by PEFT."""
 
 
 def axes_of(software: str) -> tuple[str, ...] | None:
-    """Return the axes next to dp that a program's options have; None for a program whose files Frog does not write."""
+    """Return those of CHOICES that a program's options have; None for a program whose files Frog does not write."""
     program = _program(software)
     return None if program is None else program.axes
 
@@ -100,7 +100,9 @@ def program_files(
     if program is None:
         raise NotExpressibleError(f"Frog writes no files of {software}")
     layout = candidate.run.layout
-    if any(getattr(layout, axis) > 1 for axis in AXES if axis not in program.axes):
+    varied = {axis: getattr(layout, axis) > 1 for axis in AXES}
+    varied |= {"expert_tp": layout.expert_tp is not None, "recompute_layers": layout.recompute_layers is not None}
+    if any(is_varied for axis, is_varied in varied.items() if axis not in program.axes):
         raise NotExpressibleError(f"{software} has no option for {layout_words(candidate.run)}")
     numbers = f"predicted on {layout.num_gpus} GPUs of {cluster_name}: {candidate.step_s:#.4g} s a step"
     head = f"{layout_words(candidate.run)}; {numbers}, {candidate.memory / _GIB:.1f} GiB"
@@ -204,7 +206,7 @@ def _torchtitan(asked: _Request) -> ProgramFiles:
         sections["model"]["converters"] = ["quantize.linear.float8"]
         recipe = {"recipe_name": "rowwise"} if rows else {"enable_fsdp_float8_all_gather": True}
         sections["quantize.linear.float8"] = {**recipe, "filter_fqns": ["output"]}
-    else:
+    elif layout.ep == 1 or layout.expert_split == 1:  # 0.3 has no expert_tensor_parallel_degree
         texts["torchtitan_run.py"] = _titan_function(asked, (name, function), training, parallelism)
     lines = [f"# {asked.head}.", "# For torchtitan 0.2; set hf_assets_path of [model], the tokenizer's folder."]
     for section, values in sections.items():
@@ -231,9 +233,13 @@ def _titan_parallelism(asked: _Request) -> dict[str, Any]:
         "pipeline_parallel_degree": layout.pp,
     }
     if layout.ep > 1:
-        if layout.shard * layout.tp % layout.ep:
+        if layout.shard * layout.tp % layout.expert_ranks:
             raise NotExpressibleError("torchtitan divides experts among the ranks that share the parameters")
         degrees["expert_parallel_degree"] = layout.ep
+        if layout.expert_split > 1:
+            degrees["expert_tensor_parallel_degree"] = layout.expert_split
+    if layout.expert_tp is not None and (layout.ep == 1 or layout.expert_tp != layout.tp):
+        raise NotExpressibleError("torchtitan splits an expert over all ranks of tp, or with ep over one")
     if layout.pp > 1:
         stages = layout.pp * layout.virtual_stages
         if asked.model.layers % stages:
@@ -297,13 +303,14 @@ def _megatron_layout(layout: Layout, replicas: int) -> dict[str, Any]:
         options["context-parallel-size"] = layout.cp
     if layout.ep > 1:
         options["expert-model-parallel-size"] = layout.ep
+    if layout.ep > 1 or layout.expert_tp is not None:
         options["expert-tensor-parallel-size"] = layout.expert_split
     if layout.sequence_parallel:
         options["sequence-parallel"] = True
     if layout.virtual_stages > 1:
         options["num-virtual-stages-per-pipeline-rank"] = layout.virtual_stages
     if layout.recompute == "full":
-        options |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+        options |= {f"recompute-{name}": value for name, value in _megatron_recomputation(layout).items()}
     options |= {"fp16": True} if layout.precision == "fp16" else {"bf16": True}
     if layout.precision == "fp8_rowwise":
         raise NotExpressibleError("Megatron has no float8 with a scale for each row")
@@ -319,6 +326,12 @@ def _megatron_layout(layout: Layout, replicas: int) -> dict[str, Any]:
         if replicas > 1:
             options["num-distributed-optimizer-instances"] = replicas
     return options
+
+
+def _megatron_recomputation(layout: Layout) -> dict[str, Any]:
+    if layout.recompute_layers is None:
+        return {"granularity": "full", "method": "uniform", "num-layers": 1}
+    return {"granularity": "full", "method": layout.recompute_method, "num-layers": layout.recompute_layers}
 
 
 _ROTATED = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
@@ -398,8 +411,8 @@ def _bridge(asked: _Request) -> ProgramFiles:
         "optimizer.use_distributed_optimizer": layout.zero > 0,
     }
     if layout.recompute == "full":
-        values |= {"model.recompute_granularity": "full", "model.recompute_method": "uniform"}
-        values |= {"model.recompute_num_layers": 1}
+        recomputation = _megatron_recomputation(layout).items()
+        values |= {f"model.recompute_{name.replace('-', '_')}": value for name, value in recomputation}
     else:
         values["model.recompute_granularity"] = "null"
     words = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
@@ -524,10 +537,10 @@ def _accelerate(asked: _Request) -> ProgramFiles:
 
 
 _PROGRAMS = {
-    "torchtitan": _Program(_torchtitan, AXES),
-    "bridge": _Program(_bridge, AXES),
+    "torchtitan": _Program(_torchtitan, (*AXES, "expert_tp")),
+    "bridge": _Program(_bridge, CHOICES),
     "megatron-deepspeed": _Program(_deepspeed, ()),
-    "megatron": _Program(_megatron, AXES),
+    "megatron": _Program(_megatron, CHOICES),
     "deepspeed": _Program(_deepspeed, (), takes_peft=True),
     "trainer": _Program(_trainer, (), takes_peft=True),
     "accelerate": _Program(_accelerate, (), takes_peft=True),
