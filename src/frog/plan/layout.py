@@ -99,6 +99,9 @@ class Traits:
     """Float8 has a scale for each tile of 128 numbers, so that another kernel casts (DeepSeek-V3, section 3.5.2)."""
     launches_ahead: bool = False
     """CUDA graphs or compilation remove the cost of launching kernels one by one."""
+    launches_each_expert: bool = False
+    """Each expert's products and casts are kernels of their own, launched in a loop (Transformer Engine's
+    `GroupedLinear`)."""
     pads_products: bool = False
     """A compiler fills up matrices whose rows do not start at multiples of 16 bytes (Inductor's `shape_padding`)."""
     copies_gathered: bool = True

@@ -31,6 +31,60 @@ def test_far_experts_overlap_only_where_they_leave_the_nvlink_domain() -> None:
     assert expert_s(8, overlaps_far_experts=True) == expert_s(8) > expert_s(8, overlaps_experts=True)
 
 
+def layer_s(experts: int, precision: Precision = "fp8", micro_batch: int = 1, **traits: bool) -> float:
+    """Return the seconds of both passes of a layer with so many small experts on each of 8 ranks."""
+    small = PlannedModel(
+        24, 2048, 32, 4, 128, 6144, 151936, experts=8 * experts, experts_per_token=8, expert_ffn=768, gated=True
+    )
+    layout = Layout(4096, 64, micro_batch, dp=8, ep=8, precision=precision, traits=Traits("fused", **traits))
+    return StepModel(small, layout, clusters()["b200x8"]).layers.layer(mixture=True).total.total
+
+
+def test_a_layer_with_many_small_experts_takes_as_long_as_their_launches() -> None:
+    """Of 16 experts in MXFP8: 2 products and casts forward, 4 products and 2 casts backward, each half a launch."""
+    launch_s = StepModel(MIXTURE, Layout(4096, 8), clusters()["b200x8"]).constants.launch_s
+    assert layer_s(16, "mxfp8", launches_each_expert=True) == pytest.approx((2 * 60 + 32 + 48) * launch_s)
+    assert layer_s(16, launches_each_expert=True) == pytest.approx((2 * 60 + 64 + 80) * launch_s)
+    assert layer_s(16, "bf16", launches_each_expert=True) == pytest.approx((2 * 60 + 16 + 32) * launch_s)
+    assert layer_s(32, launches_each_expert=True) > 1.5 * layer_s(16, launches_each_expert=True)
+
+
+def test_a_micro_batch_twice_as_large_takes_as_long_if_launches_bound_it() -> None:
+    alone = layer_s(16, launches_each_expert=True)
+    assert layer_s(16, launches_each_expert=True, micro_batch=2) == pytest.approx(alone)
+    captured = layer_s(16, launches_each_expert=True, launches_ahead=True)
+    assert captured == layer_s(16, launches_ahead=True) < 0.5 * alone
+
+
+@pytest.mark.parametrize(
+    ("row", "overlaps", "captured"),
+    [
+        ({"software": "Megatron-Bridge 26.06.01", "year": "2026", "precision": "mxfp8"}, True, True),
+        ({"software": "Megatron-Bridge 26.06.01", "year": "2026", "precision": "bf16"}, False, False),
+        ({"software": "Megatron-Bridge 25.11", "year": "2025", "precision": "mxfp8"}, False, False),
+        ({"software": "Megatron-Bridge 25.09, CUDA graphs", "year": "2025", "precision": "fp8"}, False, True),
+        ({"software": "Megatron-Core", "year": "2026", "precision": "mxfp8"}, False, False),
+        (
+            {"software": "Megatron-Bridge", "year": "2026", "precision": "mxfp8", "overlap_moe": "no"},
+            False,
+            True,
+        ),
+        (
+            {"software": "Megatron-Bridge", "year": "2026", "precision": "mxfp8", "arch_notes": "token drop"},
+            False,
+            True,
+        ),
+    ],
+    ids=["newest", "bf16", "2025", "graphs", "core", "stated", "drop"],
+)
+def test_recipes_for_mxfp8_of_2026_hide_experts_and_launches(
+    row: dict[str, str], overlaps: bool, captured: bool
+) -> None:
+    traits = traits_of(row)
+    assert (traits.overlaps_experts, traits.launches_ahead) == (overlaps, captured)
+    assert traits.launches_each_expert
+
+
 def test_a_token_travels_once_to_a_node_if_its_experts_are_in_groups() -> None:
     layout = Layout(seq_len=4096, global_batch=64, dp=32, ep=32, traits=Traits(sends_groups_once=True))
 

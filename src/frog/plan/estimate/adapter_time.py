@@ -91,7 +91,7 @@ class AdaptedLayers(LayerModel):
         numel = sum(matrix.numel for matrix in layer_matrices(self.model, self.adapters.kind))
         return self.kernels.moves((NF4_BYTES + FROZEN_BYTES) * numel)
 
-    def _bounded(self, products: float, attention: float, memory: float, comm: Times, num_kernels: int) -> Times:
+    def _bounded(self, products: float, attention: float, memory: float, comm: Times, num_kernels: float) -> Times:
         mixture = bool(self.model.moe_layers)
         added = _ADAPTER_KERNELS * len(self.adapters.matrices(self.model, mixture=mixture))
         return super()._bounded(products, attention, memory, comm, num_kernels + added)

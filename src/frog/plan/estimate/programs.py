@@ -36,7 +36,8 @@ def _usual_traits(row: Row) -> Traits:
                                                   registered buffers, with 6 multiprocessors (NCCL 2.24).
                                                   Bridge's recipes for experts in several NVLink domains overlap their
                                                   all-to-all, except with token drop, and send a token of DeepSeek once
-                                                  to a node (DeepEP)
+                                                  to a node (DeepEP). Those for MXFP8 of 2026 overlap it always, and
+                                                  a CUDA graph has the whole step; other rows name CUDA graphs
     HAI-LLM                                       DeepSeek's: the experts' all-to-all overlaps, tokens leave in float8,
                                                   which a kernel of its own casts
     torchtitan                                    FlashAttention 2, compiled, so that Inductor pads products; async TP
@@ -76,7 +77,9 @@ def _usual_traits(row: Row) -> Traits:
         )
     if any(name in software for name in ("nemo", "bridge", "megatron-core")):
         bridge, nemo = "bridge" in software, "nemo" in software
-        drops = "token drop" in read_choice(row, "arch_notes") or row.get("capacity_factor")
+        drops = "token drop" in read_choice(row, "arch_notes") or bool(row.get("capacity_factor"))
+        blocks = bridge and read_choice(row, "precision") == "mxfp8"
+        newest = blocks and year >= 2026 and not drops
         loss_bytes = _JIT_LOSS if nemo else _MEGATRON_LOSS
         if bridge:
             loss_bytes = _FUSED_LOSS
@@ -91,7 +94,9 @@ def _usual_traits(row: Row) -> Traits:
             overlaps_tensor=True,
             overlaps_stages=True,
             sends_groups_once=bridge,
-            overlaps_experts=overlaps_experts,
+            overlaps_experts=overlaps_experts or (newest and not row.get("overlap_moe")),
+            launches_ahead="cuda graph" in software or (blocks and year >= 2026),
+            launches_each_expert=True,
             overlaps_far_experts=bridge and not drops and not row.get("overlap_moe"),
         )
     if "torchtitan" in software:
