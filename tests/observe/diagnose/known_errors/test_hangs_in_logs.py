@@ -156,3 +156,20 @@ def test_time_limit_of_less_than_a_minute_is_named_as_a_reason() -> None:
 def test_rank_in_the_label_of_mpirun_with_names_is_read() -> None:
     lines = "".join(f"[1,mpirank:7,algo-1]<stderr>:{line}\n" for line in ("step 3", "KeyError: 'frob'"))
     assert explain(lines).rank == 7
+
+
+def test_long_evaluation_before_a_time_out_is_named_with_the_ranks_of_the_pair() -> None:
+    """The form of public issue 13435 of PaddlePaddle/PaddleOCR."""
+    bar = "eval pond: 100%|██████████| 1061/1061 [{elapsed}<00:00,  2.29s/it]\n"
+    end = (
+        "  what():  [/src/gloo/transport/tcp/pair.cc:587] TIMEOUT self_rank = 0 pair_rank = 1 peer_str = [10.0.0.7]:3\n"
+    )
+    long = explain_log((bar.format(elapsed="40:30") + end).splitlines(keepends=True))
+    assert long.cause is not None
+    assert long.cause.id == "collective-timeout"
+    assert [detail.partition(":")[0] for detail in long.details] == [
+        "Rank 0 waited for rank 1 in a collective of gloo",
+        "Before, `eval pond` ran for 40 minutes",
+    ]
+    short = explain_log((bar.format(elapsed="00:30") + end).splitlines(keepends=True))
+    assert len(short.details) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import string
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,7 @@ def test_each_kind_is_complete_and_its_sentences_can_be_filled_in() -> None:
     assert len({kind.id for kind in kinds()} | {error.id for error in known_errors().errors}) == (
         len(kinds()) + len(known_errors().errors)
     )
+    assert {id for error in known_errors().errors for id in error.kinds} <= {kind.id for kind in kinds()}
     for kind in kinds():
         names = {name for text in (kind.says, kind.advice) for _, name, _, _ in string.Formatter().parse(text) if name}
         assert names <= {*re.compile(kind.text).groupindex, "message"}, kind.id
@@ -51,6 +53,90 @@ def test_each_kind_is_complete_and_its_sentences_can_be_filled_in() -> None:
         assert not kind.advice.endswith("."), kind.id
         assert re.compile(kind.code).groups == 0, kind.id
         assert kind.exceptions or kind.text, kind.id
+
+
+def test_key_error_that_is_a_sentence_is_of_a_kind_of_messages_not_of_keys() -> None:
+    """The form of public issues 87 of microsoft/SoftTeacher and 2 of LL3RD/ACFormer."""
+    assert kind_of(raised("KeyError: 'OddSampler is not in the sampler registry'")) == "not-registered"
+    assert kind_of(raised("KeyError: 'there is no such thing as this here'")) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "says"),
+    [
+        ("No module named 'pondlib.runner'", "package-lacks-module", "`pondlib` was found, but has no `runner`"),
+        ("No module named 'pondlib.ops._ext'", "module-not-compiled", "compiled part `_ext`"),
+        ("No module named 'pondlib._C'", "module-not-compiled", "compiled part `_C`"),
+        ("No module named 'pondlib.runner'; 'pondlib' is not a package", "file-instead-of-package", "pondlib.py"),
+        ("No module named 'pondlib'", None, "not installed"),
+    ],
+)
+def test_missing_module_says_whether_its_package_was_found(message: str, kind: str | None, says: str) -> None:
+    """Python names the whole path only after it has found the package (the form of public issue 34 of SysCV/pcan)."""
+    explanation = explain(raised(f"ModuleNotFoundError: {message}"))
+    assert explanation.cause is not None
+    assert explanation.cause.id == "module-not-found"
+    assert (explanation.cause.meaning.id if explanation.cause.meaning else None) == kind
+    assert says in log_answer("job.log", explanation).meaning
+
+
+def test_store_on_the_same_node_leads_to_rank_0_not_to_the_network() -> None:
+    """The form of public issue 415 of RangiLyu/nanodet."""
+    text = "TimeoutError: The client socket has timed out after 900s while trying to connect to ({address}, 29512).\n"
+    own = log_answer("job.log", explain(text.format(address="127.0.0.1")))
+    other = log_answer("job.log", explain(text.format(address="10.0.0.7")))
+    assert own.known_error == other.known_error == "master-unreachable"
+    assert "same node (127.0.0.1)" in own.meaning
+    assert "firewall" in other.meaning
+    assert not own.certain
+    assert not other.certain
+
+
+def test_script_in_slurms_spool_folder_is_explained() -> None:
+    """The form of public issue 2894 of open-mmlab/mmcv."""
+    text = "python: can't open file '{}/go.py': [Errno 2] No such file or directory\n"
+    assert "runs a copy of the job file" in log_text("job.log", explain(text.format("/var/spool/slurmd/job8")))
+    assert "relative to another folder" in log_text("job.log", explain(text.format("/home/me")))
+
+
+def test_exception_below_a_cut_box_is_read() -> None:
+    """The form of public issue 32 of yangjianxin1/Firefly."""
+    box = "│   7 │   pond = read(file)        │\n╰──────────────────────────────╯\n"
+    failed = "E0801 13:23:20.000000 32974 torch/distributed/elastic/api.py:8] failed (exitcode: 1) local_rank: 1\n"
+    explanation = explain(f"{box}Exception: expected value at line 3 column 9\n{failed}")
+    assert explanation.cause is not None
+    assert explanation.cause.exception == "Exception"
+    assert "JSON" in log_answer("job.log", explanation).meaning
+    assert explain(f"Exception: made of words\n{failed}").cause is None
+
+
+def test_exception_without_a_traceback_names_no_line_to_open() -> None:
+    assert "named line" not in log_answer("job.log", explain("FrobError: it is so\n")).advice
+    assert "named line" in log_answer("job.log", explain(raised("FrobError: it is so"))).advice
+
+
+def test_library_that_calls_torch_is_named_if_no_line_of_the_program_is_there() -> None:
+    """The form of public issues 4007 of fastai/fastai and 209 of lucidrains/imagen-pytorch."""
+    inner = frame("torch/nn/modules/module.py", "__getattr__")
+    torch_inside = frame(f"{LIB}/torch/_tensor.py", "__torch_function__")
+    for user, last in ((f"{LIB}/pondlib/norm.py", torch_inside), ("pondlib/norm.py", inner)):
+        cause = explain(raised("RuntimeError: it is so", frame(user, "encodes"), last)).cause
+        assert cause is not None
+        assert cause.frame is not None
+        assert cause.frame.file == user
+
+
+def test_rank_with_a_symptom_is_not_the_cause_for_certain(tmp_path: Path) -> None:
+    """The form of public issue 114 of Tencent-Hunyuan/HunyuanVideo: the launcher names another rank."""
+    lines = raised("RuntimeError: NCCL Error 2: unhandled system error").splitlines(keepends=True)
+    log = "".join(f"[rank0]: {line}" for line in lines)
+    log += "E0801 13:23:20.000000 32974 torch/distributed/elastic/api.py:8] failed (exitcode: 1) local_rank: 1\n"
+    file = tmp_path / "job.log"
+    file.write_text(log)
+    diagnosis = diagnose_paths([str(file)]).diagnosis
+    assert not diagnosis.certain
+    assert "it is a symptom" in diagnosis.confidence
+    assert any("local rank 1" in line for line in diagnosis.evidence)
 
 
 @pytest.mark.parametrize(

@@ -204,8 +204,8 @@ def _as_json(finding: Finding | None) -> dict[str, Any] | None:
         "exception": finding.exception,
         "users_line": str(finding.frame) if finding.frame else None,
         "kind": meaning.id if meaning else None,
-        "cause": known.cause if known else meaning.says if meaning else None,
-        "advice": known.advice if known else meaning.advice if meaning else None,
+        "cause": meaning.says if meaning else known.cause if known else None,
+        "advice": meaning.advice if meaning else known.advice if known else None,
         "section": known.section if known else None,
     }
 
@@ -508,6 +508,12 @@ class LogReader:
         if cause is None or cause.level is not Level.SYMPTOM:
             return []
         details = self.watchdog.sentences()
+        if cause.id in HANGS and self.progress.long_work is not None:
+            label, elapsed_s = self.progress.long_work
+            details.append(
+                f"Before, `{label}` ran for {round(elapsed_s / 60)} minutes: if other ranks take no part in it, they "
+                "wait in their next collective until they give up. Let all ranks take part, or set a longer timeout."
+            )
         if cause.id in HANGS and not details and self.progress.silence_s:
             minutes = round(self.progress.silence_s / 60)
             details = [

@@ -59,15 +59,15 @@ class Finding:
 
     @property
     def meaning(self) -> Meaning | None:
-        """What it means by its kind, if the table does not know it."""
-        if self.known is not None or self.exception in (None, HIDDEN):
+        """What it means by its kind, if the table does not know it, or knows it in general only."""
+        if self.exception == HIDDEN or not (self.known.kinds if self.known else self.exception):
             return None
-        name, message = self.exception, self.text.partition(": ")[2]
+        name, message = self.exception or OWN, self.text.partition(": ")[2]
         if name in (FATAL, OWN):
             named = _NAMED.match(self.text)
             name, message = (named["type"], message) if named else ("", self.text)
         place = re.split(r"[/\\]", self.innermost)[-1]  # a folder may have any name
-        return meaning_of(name, message, f"{self.source}\n{place}")
+        return meaning_of(name, message, f"{self.source}\n{place}", self.known.kinds if self.known else ())
 
     @property
     def id(self) -> str:

@@ -67,18 +67,20 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def meaning_of(exception: str, message: str, code: str = "") -> Meaning | None:
+def meaning_of(exception: str, message: str, code: str = "", only: tuple[str, ...] = ()) -> Meaning | None:
     """Return what an error means, by the first kind that fits; None if none does.
 
     exception: the class without its module, or empty for a line without one.
     code: the source line of the user's frame, and the innermost frame, as far as the log shows them.
+    only: ids of the kinds that are tried; empty: all.
     """
     message = message[:_MOST_TEXT].strip()
-    if exception == "KeyError" and len(message.split()) > _MOST_WORDS_OF_A_KEY:
-        exception = ""  # a sentence explains what is wrong; it is not a key
+    is_sentence = exception == "KeyError" and len(message.split()) > _MOST_WORDS_OF_A_KEY
     for kind in kinds():
-        if kind.exceptions and not exception.endswith(kind.exceptions):
+        if (only and kind.id not in only) or (kind.exceptions and not exception.endswith(kind.exceptions)):
             continue
+        if kind.exceptions and is_sentence and not kind.text:
+            continue  # the sentence explains what is wrong; it is not a key
         in_text = _pattern(kind.text).search(message)
         if in_text is None and not kind.exceptions:
             in_text = _pattern(kind.text).search(exception)

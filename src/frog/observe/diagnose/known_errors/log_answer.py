@@ -110,7 +110,8 @@ def _meaning(explanation: Explanation, cause: Finding) -> tuple[str, str, str]:
         confidence = "The log also has a traceback whose exception is cut off, and that may be what ended the program."
     else:
         confidence = _CERTAINTY[cause.level, known.sure]
-    return known.cause, known.advice, confidence
+    kind = cause.meaning
+    return (kind.says, kind.advice, confidence) if kind else (known.cause, known.advice, confidence)
 
 
 def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
@@ -143,6 +144,8 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
         return f"{kind.says}{stage}", kind.advice, confidence
     says = f"This exception is none of the {len(known_errors().errors)} known errors; its text says what happened."
     advice = "open the named line; does it happen with one process too?"
+    if cause.frame is None:
+        advice = "look for its traceback in the whole log, or for these words in the program and its libraries"
     if package := package_of(cause.innermost):
         says = f"{package} does not accept what the program does, and the text is its explanation."
         advice = f"do what the text says; else install the version of {package} that the program was written for"

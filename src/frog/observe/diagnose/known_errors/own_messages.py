@@ -24,7 +24,7 @@ _FORMS = tuple(
         r"|^(?P<tool>(?:\S{0,200}/)?[\w.+-]{1,60}: (?:\S{1,60}: )?(?:[Ee]rror|ERROR): \S.{3,})"
         r"|(?P<hydra>Could not override '.{1,200}|Error locating target .{1,200}|Error in call to target .{1,200})"
         r"|^(?:Exception in thread \".{1,100}\"|Caused by:) (?P<java>[\w.$]{3,200}(?:Error|Exception)\b.{0,500})"
-        r"|^\W{0,4}Exception in [a-z][\w ]{1,60}: (?P<thread>\S.{7,})"
+        r"|^\W{0,4}Exception in [a-z][\w =:]{1,60}?: (?P<thread>\S.{7,})"
         r"|^\W{0,4}(?P<said>(?:[Ee]rror|ERROR)(?: \w{1,20})?: \S.{3,})"
         r"|^(?!(?:Test|Train|Training|Valid|Validation|Val|Eval|Mean|Relative|Absolute|Squared)\b)"
         r"(?P<of>[A-Z]\w{1,30} Error: [A-Za-z/]\S.{3,})"

@@ -11,6 +11,11 @@ import re
 from frog.observe.diagnose.known_errors.lines import LogLine
 
 _BAR = re.compile(r"\b(?P<at>\d{1,9})/(?P<of>\d{1,9}) \[(?P<elapsed>(?:\d{1,3}:)?\d{1,3}:\d\d)<")
+_WORK_OF_ONE = re.compile(r"(?P<label>[A-Za-z][\w /()-]{0,60}?)[: ]{1,4}\d{1,3}%\|")
+_OFTEN_OF_ONE = re.compile(
+    r"eval|valid|test|infer|predict|generat|decod|sav|preproc|tokeniz|download|map\b", re.IGNORECASE
+)
+"""Labels of bars of what programs often let one rank do while the others wait."""
 _STEP = re.compile(
     r"\b(?:step|iter(?:ation)?|epoch)\b[\s:=\[]{0,4}(?P<at>\d{1,9}) ?/ ?(?P<of>\d{1,9})\b", re.IGNORECASE
 )
@@ -29,6 +34,8 @@ class Progress:
         self.last_line: LogLine | None = None
         self.silence_s = 0.0
         """Time between the last progress and an abort, if it is as long as a time-out."""
+        self.long_work: tuple[str, float] | None = None
+        """The label of the last bar and its seconds, if one rank may have worked alone as long as a time-out."""
         self._began_s: dict[str, float | None] = {}
         """The time at which each file's bar began, if the log tells."""
         self._last_s: dict[str, float] = {}
@@ -45,6 +52,9 @@ class Progress:
         now_s = _seconds(line.moment)
         if bar is not None:
             elapsed_s = _elapsed_s(bar["elapsed"])
+            label = _WORK_OF_ONE.search(line.text)
+            is_long = label is not None and _OFTEN_OF_ONE.search(label["label"]) and elapsed_s >= _LEAST_SILENCE_S
+            self.long_work = (label["label"], elapsed_s) if label is not None and is_long else None
             if line.file not in self._began_s or at <= 1:
                 seen_s = _seconds(moment)
                 self._began_s[line.file] = seen_s - elapsed_s if seen_s is not None else None

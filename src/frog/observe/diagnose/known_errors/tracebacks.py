@@ -32,8 +32,10 @@ _NAMES_ITS_ERROR = re.compile(r"\w(?:Error|Exception)$|(?:^|\.)(?:errors?|except
 _ENDS = ("Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Failure", "Closed", "StopIteration", "Empty")
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|^<(?:frozen |string>)|/lib(?:64)?/python\d|[/\\]Lib[/\\]|\\lib\\\w+\.py$|\.pyx$"
-    r"|/bin/[\w-]{1,60}$"
+    r"|/bin/[\w-]{1,60}$|^torch[/\\](?:nn|utils|distributed|cuda|multiprocessing|optim|autograd|_\w+)[/\\.]"
 )
+_FRAMEWORK = re.compile(r"-packages[/\\](?:torch|numpy|jax|jaxlib|tensorflow)[/\\]|^torch[/\\]")
+"""Packages in which errors of nearly all programs are raised: a frame of another package says more."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 RECORD = re.compile(
@@ -71,8 +73,12 @@ class Frame:
 
     @property
     def foreignness(self) -> int:
-        """0 for a file of the user's, 1 for an installed package's, 2 for one of Python's own or of a launcher."""
-        return 0 if not self.is_library else 1 if "-packages" in self.file else 2
+        """0 for a file of the user's, 1 for an installed package's, 2 for torch's, 3 for Python's or a launcher's."""
+        if not self.is_library:
+            return 0
+        if _FRAMEWORK.search(self.file):
+            return 2
+        return 1 if "-packages" in self.file else 3
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
@@ -213,7 +219,11 @@ class TracebackReader:
             done.append(self._open.pop(key).traceback)
         if begins and (whole := _in_one_line(line)):
             return [*done, *self._close(key), whole], True
-        opened = _Open.following(self._open.pop(key, None), line, done) if begins else _Open.without_begin(line)
+        opened = (
+            _Open.following(self._open.pop(key, None), line, done)
+            if begins
+            else _Open.without_begin(line, below_box=self._last.get(key, "").startswith("╰─"))
+        )
         if opened is None:
             self._remember(key, line.text)
             return done, False
@@ -272,14 +282,19 @@ class _Open:
         return opened
 
     @classmethod
-    def without_begin(cls, line: LogLine) -> _Open | None:
-        """Return a traceback whose beginning the log lacks: it starts with a frame, or with the exception itself."""
+    def without_begin(cls, line: LogLine, below_box: bool = False) -> _Open | None:
+        """Return a traceback whose beginning the log lacks: it starts with a frame, or with the exception itself.
+
+        below_box: True if the line before ends a box that the library rich draws around frames.
+        """
         if _FRAME.match(line.text) or _CELL_FRAMES[0].match(line.text):
             opened = cls(Traceback(line, line.named_rank), "", boxed=False)
             opened.takes(line.text, line)
             return opened
         match = _EXCEPTION.match(line.text.lstrip("\"'`* "))
-        if match is None or not match["message"] or not _NAMES_ITS_ERROR.search(match["type"]):
+        if match is None or not match["message"]:
+            return None
+        if not (_NAMES_ITS_ERROR.search(match["type"]) or (below_box and match["type"].endswith(_ENDS))):
             return None
         bare = Traceback(line, line.named_rank, type=match["type"], message=[match["message"]], end=line)
         return cls(bare, "", boxed=False)

@@ -28,6 +28,8 @@ _SIGNAL = re.compile(
     r"Rank (?P<rank>\d{1,6})\].{0,120}?[Rr]eceived a dump signal due to a collective timeout from\s{1,4}"
     r"(?:rank (?P<source>\d{1,6})|this local\s{1,4}rank)?"
 )
+_PAIR = re.compile(r"TIMEOUT self_rank = (?P<rank>\d{1,6}) pair_rank = (?P<peer>\d{1,6})")
+"""gloo's words for the two ranks of a connection on which one waited."""
 _WORLD = re.compile(r"\bnranks (\d{1,6})\b|\bworld_size[=: ]{1,3}(\d{1,6})\b", re.IGNORECASE)
 _MOST_RANKS = 100_000
 _SHORT_S = 60.0
@@ -64,6 +66,8 @@ class Watchdog:
         """Ranks that were asked for a dump because another rank timed out."""
         self.reporter: int | None = None
         """The rank whose time-out the others report."""
+        self.peers: dict[int, int] = {}
+        """The rank for which a rank waited until gloo's time-out."""
         self.world_size = 0
         self.abridged = False
         """True if the log leaves out lines of other processes."""
@@ -89,6 +93,8 @@ class Watchdog:
             self.signalled.add(int(signal["rank"]))
             if self.reporter is None:
                 self.reporter = int(signal["source"] or signal["rank"])
+        if "pair_rank" in text and (pair := _PAIR.search(text)):
+            self.peers.setdefault(int(pair["rank"]), int(pair["peer"]))
         if "[PG " in text and (group := _GROUP.search(text)):
             rank, seq = int(group["rank"]), int(group["seq"] or group["at"])
             if rank in self.waiting and self.waiting[rank].seq == seq:
@@ -106,8 +112,14 @@ class Watchdog:
     def sentences(self) -> list[str]:
         """Describe who waited where, and who is behind or absent."""
         if not self.waiting:
-            return self._reported()
+            return [*self._reported(), *self._pairs()]
         return [*_calls(self.waiting.values()), *self._short(), *self._sizes(), *self._compared(), *self._reported()]
+
+    def _pairs(self) -> list[str]:
+        return [
+            f"Rank {rank} waited for rank {peer} in a collective of gloo: rank {peer} was busy, stuck or had ended."
+            for rank, peer in list(self.peers.items())[:4]
+        ]
 
     def _short(self) -> list[str]:
         limits = [waiting.timeout_s for waiting in self.waiting.values() if waiting.timeout_s is not None]

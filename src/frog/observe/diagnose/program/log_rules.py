@@ -49,7 +49,8 @@ def with_log(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
         return _without_cause(evidence, diagnosis, log)
     answer = log_answer(evidence.where, log)
     if _is_same(diagnosis, log.cause):
-        return _explained(diagnosis, answer)
+        explained = _explained(diagnosis, answer)
+        return explained if evidence.has_records else _as_sure_as(explained, answer, log)
     if _comes_first(evidence, diagnosis, log.cause):
         rank = diagnosis.rank if answer.rank is None and diagnosis.fault in _SAYS_LITTLE else answer.rank
         repeats = diagnosis.fault in (*_SAYS_LITTLE, "gone")
@@ -79,6 +80,23 @@ def _explained(diagnosis: Diagnosis, answer: Diagnosis) -> Diagnosis:
         return diagnosis
     advice = answer.advice if answer.advice in diagnosis.advice else f"{answer.advice}\n{diagnosis.advice}"
     return replace(diagnosis, advice=advice, known_error=answer.known_error, meaning=answer.meaning)
+
+
+def _as_sure_as(diagnosis: Diagnosis, answer: Diagnosis, log: Explanation) -> Diagnosis:
+    """Let what text alone shows be no surer than the known error is, and name the rank that the launcher names."""
+    lines = []
+    if diagnosis.known_error is not None and diagnosis.rank is not None and log.reported_rank is None:
+        local = log.reported_local_rank
+        if local is not None and local != diagnosis.rank:
+            lines = [f"The launcher names local rank {local} as the first that failed on its node."]
+    confidence = answer.confidence if not answer.certain else ""
+    certain = diagnosis.certain and answer.certain
+    return replace(
+        diagnosis,
+        certain=certain,
+        confidence=confidence or diagnosis.confidence,
+        evidence=(*diagnosis.evidence, *lines),
+    )
 
 
 def _comes_first(evidence: Evidence, diagnosis: Diagnosis, cause: Finding) -> bool:

@@ -76,6 +76,8 @@ class KnownError(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
     level: Level = Level.CAUSE
     sure: bool = True
     """False if the same message has several causes."""
+    kinds: tuple[Text, ...] = ()
+    """Ids of kinds that say more than this entry, if they fit the message."""
     section: int | None = None
     """Number of the section of docs/troubleshooting.md."""
     explains: tuple[str, ...] = ()
