@@ -99,6 +99,61 @@ def test_script_in_slurms_spool_folder_is_explained() -> None:
     assert "relative to another folder" in log_text("job.log", explain(text.format("/home/me")))
 
 
+@pytest.mark.parametrize(
+    ("exception", "code", "kind"),
+    [
+        ("KeyError: None", "state_dict_class = _classes[kind]", "key-is-none"),
+        ("ValueError: max() arg is an empty sequence", "most = max(sizes(self.params_groups))", "nothing-to-optimize"),
+        ("ValueError: max() arg is an empty sequence", "most = max(lengths)", "data-empty"),
+        ("AssertionError", "assert len({t.dtype for t in ponds}) == 1", "types-in-the-condition"),
+        ("AssertionError", "assert ponds.shape == lakes.shape", "sizes-in-the-condition"),
+        ("AssertionError", "assert is_pond", "check-of-the-program"),
+        ("ValueError: File data/pond.json not found.", "load(name)", "file-missing"),
+        ("Exception: the dataset path /data/pond does not exist", "load(name)", "file-missing"),
+        ("FailedJobError: sbatch: error: Job rejected: say how long it takes", "submit()", "job-refused"),
+        ("InterpolationResolutionError: HydraConfig was not set", "run()", "hydra-not-in-this-process"),
+    ],
+)
+def test_kind_follows_from_message_and_source_line(exception: str, code: str, kind: str) -> None:
+    """The forms of public issues 26159 of huggingface/transformers, 2546 and 3634 of hiyouga/LlamaFactory."""
+    assert kind_of(raised(exception, frame("/home/me/train.py", "main", code))) == kind
+
+
+def test_exception_that_another_one_carries_says_what_is_wrong() -> None:
+    """The form of public issue 31 of FoundationVision/Infinity: torch.compile puts it below its own."""
+    carrier = "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n"
+    carried = explain(raised(f"{carrier}NameError: name 's4' is not defined"))
+    assert carried.cause is not None
+    assert carried.cause.exception == "BackendCompilerFailed"
+    assert "s4" in carried.cause.text
+    assert carried.cause.meaning is not None
+    assert carried.cause.meaning.id == "name-not-defined"
+    alone = explain(raised(f"{carrier}FrobError: of no kind"))
+    assert alone.cause is not None
+    assert alone.cause.meaning is not None
+    assert alone.cause.meaning.id == "compilation-failed"
+
+
+def test_optimizers_entry_that_a_checkpoint_lacks_is_not_a_weights() -> None:
+    """The form of public issue 3971 of huggingface/accelerate."""
+    text = "RuntimeError: Missing key in checkpoint state_dict: {}.\n"
+    of_optimizer = log_answer("job.log", explain(text.format("optimizer.state.0.step")))
+    of_model = log_answer("job.log", explain(text.format("model.pond.weight")))
+    assert of_optimizer.known_error == of_model.known_error == "checkpoint-missing-keys"
+    assert "`optimizer.state.0.step` of the optimizer" in of_optimizer.meaning
+    assert "prefix" in of_model.meaning
+
+
+def test_librarys_own_argparse_is_not_the_programs_command_line() -> None:
+    """The form of public issue 19 of lavis-nlp/jerex: Lightning wraps its Trainer in a file of that name."""
+    of_library = frame(f"{LIB}/pytorch_lightning/utilities/argparse.py", "insert_env_defaults")
+    of_python = frame("/usr/lib/python3.12/argparse.py", "parse_args")
+    for last, expected in ((of_library, ""), (of_python, "while the configuration or command line was read")):
+        cause = explain(raised("TypeError: it is so", frame("/home/me/train.py", "main"), last)).cause
+        assert cause is not None
+        assert cause.stage == expected
+
+
 def test_exception_below_a_cut_box_is_read() -> None:
     """The form of public issue 32 of yangjianxin1/Firefly."""
     box = "│   7 │   pond = read(file)        │\n╰──────────────────────────────╯\n"

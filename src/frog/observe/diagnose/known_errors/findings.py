@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from frog.observe.diagnose.known_errors.kinds import Meaning, meaning_of
 from frog.observe.diagnose.known_errors.lines import LogLine
 from frog.observe.diagnose.known_errors.table.known import KnownError, Level
-from frog.observe.diagnose.known_errors.tracebacks import Frame
+from frog.observe.diagnose.known_errors.tracebacks import CARRIES, Frame
 
 FATAL = "fatal error"
 """Instead of an exception's class: a record after which a library aborts."""
@@ -31,6 +31,10 @@ _ONLY_ENDED = ("dataloader-worker-died", "dataloader-worker-lost", "helper-proce
 """Ids of symptoms that only say that a process ended."""
 _NAMED = re.compile(r"^(?:[a-z_]\w{0,60}\.){0,8}(?P<type>[A-Z]\w{1,80}(?:Error|Exception)): ")
 """An exception at the beginning of a program's own message."""
+_CARRIED = re.compile(
+    rf"\b{CARRIES}\s{{1,4}}(?P<type>(?:\w{{1,60}}\.){{0,8}}\w{{1,80}}(?:Error|Exception)): (?P<message>\S[\s\S]*)"
+)
+"""Another exception in the message of one, as torch.compile puts it."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,13 @@ class Finding:
         if name in (FATAL, OWN):
             named = _NAMED.match(self.text)
             name, message = (named["type"], message) if named else ("", self.text)
+        only = self.known.kinds if self.known else ()
+        if (carried := _CARRIED.search(message)) and not only:
+            inner = meaning_of(carried["type"].rpartition(".")[2], carried["message"])
+            if inner is not None:
+                return inner
         place = re.split(r"[/\\]", self.innermost)[-1]  # a folder may have any name
-        return meaning_of(name, message, f"{self.source}\n{place}", self.known.kinds if self.known else ())
+        return meaning_of(name, message, f"{self.source}\n{place}", only)
 
     @property
     def id(self) -> str:

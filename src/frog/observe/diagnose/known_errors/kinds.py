@@ -109,7 +109,7 @@ _STAGES = tuple(
          r"torch/utils/data/_utils/(?:worker|fetch|collate)\.py|datasets?/arrow_dataset\.py"
          r"| in (?:__getitem__|collate\w*)$"),
         ("while the configuration or command line was read",
-         r"/(?:argparse|jsonargparse|simple_parsing|fire|click|typer|tyro|draccus|pydantic\w*|omegaconf|yaml)(?:/|\.py)"
+         r"(?<!utilities)/(?:argparse|jsonargparse|simple_parsing|fire|click|typer|tyro|draccus|pydantic\w*|omegaconf|yaml)(?:/|\.py)"
          r"|hydra/(?:plugins|_internal/(?:config_loader|instantiate|grammar))"
          r"| in (?:parse_args\w*|parse_args_into_dataclasses)$"),
         ("while a checkpoint or model was loaded",

@@ -37,6 +37,8 @@ _LIBRARY = re.compile(
 _FRAMEWORK = re.compile(r"-packages[/\\](?:torch|numpy|jax|jaxlib|tensorflow)[/\\]|^torch[/\\]")
 """Packages in which errors of nearly all programs are raised: a frame of another package says more."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+CARRIES = "raised:"
+"""What ends a line of a message, if another exception with its text follows: that one says what is wrong."""
 WRAPS = re.compile(r"^Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 RECORD = re.compile(
     r"\[|[EWIF]\d{4} |(?:WARNING|ERROR|INFO|DEBUG|CRITICAL)\b|srun|slurm|wandb|[\w.-]+:\d+:\d+ \[|[=─-]{5}|frame #"
@@ -367,7 +369,8 @@ class _Open:
         if self.chained or self.blank or len(message) >= _MOST_MESSAGE_LINES or RECORD.match(text):
             return False
         match = _EXCEPTION.match(text)
-        if match and match["type"].endswith(_ENDS) and not text.startswith("nccl"):
+        carries = message[-1].rstrip().endswith(CARRIES)
+        if match and match["type"].endswith(_ENDS) and not text.startswith("nccl") and not carries:
             return False
         message.append(text)
         return True
