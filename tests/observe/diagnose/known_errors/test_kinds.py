@@ -111,6 +111,11 @@ def test_script_in_slurms_spool_folder_is_explained() -> None:
         ("ValueError: File data/pond.json not found.", "load(name)", "file-missing"),
         ("Exception: the dataset path /data/pond does not exist", "load(name)", "file-missing"),
         ("FailedJobError: sbatch: error: Job rejected: say how long it takes", "submit()", "job-refused"),
+        (
+            "RuntimeError: Gather got an input of invalid size: got [2, 2], but expected [2, 1]",
+            "net(x)",
+            "outputs-differ-in-size",
+        ),
         ("InterpolationResolutionError: HydraConfig was not set", "run()", "hydra-not-in-this-process"),
     ],
 )
@@ -134,6 +139,24 @@ def test_exception_that_another_one_carries_says_what_is_wrong() -> None:
     assert alone.cause.meaning.id == "compilation-failed"
 
 
+def test_traceback_in_the_message_of_an_exception_is_read() -> None:
+    """The form of public issue 3534 of dmlc/dgl."""
+    inner = raised("ValueError: the pond is empty", frame("/home/me/train.py", "run", "dig()"))
+    cause = explain(raised("ValueError: " + inner.rstrip(), frame(f"{LIB}/pondlib/pool.py", "wrapped"))).cause
+    assert cause is not None
+    assert cause.text == "ValueError: the pond is empty"
+
+
+def test_data_of_another_collective_is_no_damaged_checkpoint() -> None:
+    """The form of public issue 2203 of facebookresearch/fairseq."""
+    first = raised("_pickle.UnpicklingError: could not find MARK", frame("/home/me/comm.py", "all_gather_list"))
+    text = f"{first}\nDuring handling of the above exception, another exception occurred:\n\n"
+    explanation = explain(text + raised("Exception: the workers have fallen out of sync"))
+    assert explanation.cause is not None
+    assert explanation.cause.id == "ranks-out-of-step"
+    assert not explanation.certain
+
+
 def test_optimizers_entry_that_a_checkpoint_lacks_is_not_a_weights() -> None:
     """The form of public issue 3971 of huggingface/accelerate."""
     text = "RuntimeError: Missing key in checkpoint state_dict: {}.\n"
@@ -152,6 +175,14 @@ def test_librarys_own_argparse_is_not_the_programs_command_line() -> None:
         cause = explain(raised("TypeError: it is so", frame("/home/me/train.py", "main"), last)).cause
         assert cause is not None
         assert cause.stage == expected
+
+
+def test_program_that_a_spawned_process_runs_again_is_told() -> None:
+    """The form of public issue 805 of LibreYOLO/libreyolo."""
+    again = frame("/usr/lib/python3.12/multiprocessing/spawn.py", "_fixup_main_from_path")
+    cause = explain(raised("RuntimeError: it is so", again, frame("/home/me/train.py", "<module>", "train()"))).cause
+    assert cause is not None
+    assert "ran the program's file again" in cause.stage
 
 
 def test_exception_below_a_cut_box_is_read() -> None:

@@ -47,6 +47,8 @@ RECORD = re.compile(
     r"|\w+@\S+[:#$]"
 )
 """Beginnings of lines that do not continue an exception's message."""
+_QUOTES_ONE = re.compile(r"^\s*(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): $")
+"""What stands before a traceback that is the message of another exception."""
 _SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error")
 _MOST_FRAMES, _MOST_MESSAGE_LINES, _MOST_OPEN, _MOST_FOREIGN = 200, 24, 64, 20
 
@@ -267,7 +269,7 @@ class _Open:
     def of(cls, line: LogLine, before: list[Traceback]) -> _Open:
         prefix, _, after = line.text.partition(BEGIN)
         boxed = "─" in prefix or "─" in after
-        prefix = prefix.removesuffix("Original ")
+        prefix = "" if _QUOTES_ONE.match(prefix) else prefix.removesuffix("Original ")
         return cls(Traceback(line, line.named_rank, before=before), "" if boxed else prefix, boxed)
 
     @classmethod
