@@ -106,7 +106,8 @@ _STAGES = tuple(
     (stage, re.compile(pattern))
     for stage, pattern in (
         ("while a process that spawn started ran the program's file again (what is outside of "
-         "`if __name__ == '__main__':` runs in each of them)", r"multiprocessing/spawn\.py in _fixup_main_from_(?:path|name)$"),
+         "`if __name__ == '__main__':` runs in each of them)",
+         r"multiprocessing/spawn\.py in _fixup_main_from_(?:path|name)$"),
         ("while a sample or batch of the data was prepared",
          r"torch/utils/data/_utils/(?:worker|fetch|collate)\.py|datasets?/arrow_dataset\.py"
          r"| in (?:__getitem__|collate\w*)$"),
