@@ -51,14 +51,19 @@ def diagnose_paths(texts: Sequence[str]) -> Answer:
 
 def _with_kind(diagnosis: Diagnosis, explanation: Explanation | None) -> Diagnosis:
     """Add what an exception means by its kind, if the logs show the one that the rules name."""
+    from frog.observe.diagnose.known_errors.log_answer import words_of_raiser
+
     cause = explanation.cause if explanation is not None else None
     if diagnosis.fault != "raise" or diagnosis.meaning or cause is None or not cause.exception:
         return diagnosis
     first = cause.text.partition(": ")[2].strip().splitlines()[:1]
-    meaning = cause.meaning
-    if meaning is None or not first or first[0][:200] not in diagnosis.finding:
+    if not first or first[0][:200] not in diagnosis.finding:
         return diagnosis
-    return diagnosis.with_more(meaning=meaning.says, advice=f"{meaning.advice}\n{diagnosis.advice}")
+    meaning = cause.meaning
+    said = (meaning.says, meaning.advice) if meaning is not None else words_of_raiser(cause)
+    if said is None:
+        return diagnosis
+    return diagnosis.with_more(meaning=said[0], advice=f"{said[1]}\n{diagnosis.advice}")
 
 
 def diagnose_path(text: str) -> tuple[Path, Diagnosis]:

@@ -157,6 +157,25 @@ def test_data_of_another_collective_is_no_damaged_checkpoint() -> None:
     assert not explanation.certain
 
 
+def test_source_line_above_a_bare_exception_is_read() -> None:
+    """The form of public issue 25 of lxe/simple-llm-finetuner."""
+    text = "{}\nRuntimeError: mat1 and mat2 shapes cannot be multiplied (5x2 and 3x4)\n"
+    shared = explain(text.format("out += torch.matmul(subA, state.subB)")).cause
+    other = explain(text.format("out = torch.matmul(pond, lake)")).cause
+    assert shared is not None
+    assert other is not None
+    assert (shared.id, other.id) == ("int8-on-several-gpus", "matrix-shapes")
+
+
+def test_exception_of_no_kind_of_a_named_rank_is_explained_by_who_raised_it(tmp_path: Path) -> None:
+    lines = raised("FrobError: it is so", frame("/home/me/train.py", "main"), frame(f"{LIB}/pondlib/net.py", "forward"))
+    file = tmp_path / "job.log"
+    file.write_text("".join(f"[rank3]: {line}" for line in lines.splitlines(keepends=True)))
+    diagnosis = diagnose_paths([str(file)]).diagnosis
+    assert diagnosis.rank == 3
+    assert diagnosis.meaning.startswith("pondlib does not accept")
+
+
 def test_optimizers_entry_that_a_checkpoint_lacks_is_not_a_weights() -> None:
     """The form of public issue 3971 of huggingface/accelerate."""
     text = "RuntimeError: Missing key in checkpoint state_dict: {}.\n"

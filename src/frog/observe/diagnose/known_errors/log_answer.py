@@ -146,13 +146,19 @@ def _meaning_of_unknown(cause: Finding) -> tuple[str, str, str]:
     advice = "open the named line; does it happen with one process too?"
     if cause.frame is None:
         advice = "look for its traceback in the whole log, or for these words in the program and its libraries"
+    says, advice = words_of_raiser(cause) or (says, advice)
+    return f"{says}{stage}", advice, confidence
+
+
+def words_of_raiser(cause: Finding) -> tuple[str, str] | None:
+    """Return what an exception of no kind means and what to do, by who raised it; None if the log does not tell."""
     if package := package_of(cause.innermost):
         says = f"{package} does not accept what the program does, and the text is its explanation."
-        advice = f"do what the text says; else install the version of {package} that the program was written for"
-    elif cause.source.startswith("raise "):
+        return says, f"do what the text says; else install the version of {package} that the program was written for"
+    if cause.source.startswith("raise "):
         says = "The program itself raises this error, with its own explanation."
-        advice = "read the condition above the named line, and what the program's documentation says about it"
-    return f"{says}{stage}", advice, confidence
+        return says, "read the condition above the named line, and what the program's documentation says about it"
+    return None
 
 
 def _without_cause(explanation: Explanation) -> Diagnosis:

@@ -49,6 +49,8 @@ RECORD = re.compile(
 """Beginnings of lines that do not continue an exception's message."""
 _QUOTES_ONE = re.compile(r"^\s*(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): $")
 """What stands before a traceback that is the message of another exception."""
+_CODE = re.compile(r"^\s*(?:return |await )?(?:[\w.,*\[\] ]{1,80} [-+*/@|&]?= ?)?[\w.]{2,80}\(.{0,300}$")
+"""A source line with a call."""
 _SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error")
 _MOST_FRAMES, _MOST_MESSAGE_LINES, _MOST_OPEN, _MOST_FOREIGN = 200, 24, 64, 20
 
@@ -226,7 +228,7 @@ class TracebackReader:
         opened = (
             _Open.following(self._open.pop(key, None), line, done)
             if begins
-            else _Open.without_begin(line, below_box=self._last.get(key, "").startswith("╰─"))
+            else _Open.without_begin(line, self._last.get(key, ""))
         )
         if opened is None:
             self._remember(key, line.text)
@@ -286,10 +288,10 @@ class _Open:
         return opened
 
     @classmethod
-    def without_begin(cls, line: LogLine, below_box: bool = False) -> _Open | None:
+    def without_begin(cls, line: LogLine, before: str) -> _Open | None:
         """Return a traceback whose beginning the log lacks: it starts with a frame, or with the exception itself.
 
-        below_box: True if the line before ends a box that the library rich draws around frames.
+        before: the line before, which may be the source line that raised, or end a box that the library rich draws.
         """
         if _FRAME.match(line.text) or _CELL_FRAMES[0].match(line.text):
             opened = cls(Traceback(line, line.named_rank), "", boxed=False)
@@ -298,9 +300,11 @@ class _Open:
         match = _EXCEPTION.match(line.text.lstrip("\"'`* "))
         if match is None or not match["message"]:
             return None
-        if not (_NAMES_ITS_ERROR.search(match["type"]) or (below_box and match["type"].endswith(_ENDS))):
+        if not (_NAMES_ITS_ERROR.search(match["type"]) or (before.startswith("╰─") and match["type"].endswith(_ENDS))):
             return None
         bare = Traceback(line, line.named_rank, type=match["type"], message=[match["message"]], end=line)
+        if _CODE.match(before):
+            bare.sources.append(before.strip())
         return cls(bare, "", boxed=False)
 
     def takes(self, text: str, line: LogLine) -> Taken:
