@@ -111,6 +111,8 @@ def test_script_in_slurms_spool_folder_is_explained() -> None:
         ("ValueError: File data/pond.json not found.", "load(name)", "file-missing"),
         ("Exception: the dataset path /data/pond does not exist", "load(name)", "file-missing"),
         ("FailedJobError: sbatch: error: Job rejected: say how long it takes", "submit()", "job-refused"),
+        ("OverflowError: (34, 'Numerical result out of range')", "total += norm**2", "number-too-large"),
+        ("RuntimeError: Trying to create tensor with negative dimension -7: [-7]", "net(x)", "size-negative"),
         (
             "RuntimeError: Gather got an input of invalid size: got [2, 2], but expected [2, 1]",
             "net(x)",
@@ -174,6 +176,19 @@ def test_exception_of_no_kind_of_a_named_rank_is_explained_by_who_raised_it(tmp_
     diagnosis = diagnose_paths([str(file)]).diagnosis
     assert diagnosis.rank == 3
     assert diagnosis.meaning.startswith("pondlib does not accept")
+
+
+def test_command_that_is_not_there_is_no_file_of_the_job() -> None:
+    """The form of public issue 272 of metagenome-atlas/atlas."""
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: 'qsub -N dig'"
+    started = explain(raised(missing, frame("/usr/lib/python3.12/subprocess.py", "_execute_child"))).cause
+    opened = explain(raised(missing, frame("/home/me/train.py", "main"))).cause
+    assert started is not None
+    assert opened is not None
+    assert started.id == opened.id == "file-not-found"
+    assert started.meaning is not None
+    assert "`qsub -N dig`" in started.meaning.says
+    assert opened.meaning is None
 
 
 def test_optimizers_entry_that_a_checkpoint_lacks_is_not_a_weights() -> None:
