@@ -113,6 +113,7 @@ def test_script_in_slurms_spool_folder_is_explained() -> None:
         ("FailedJobError: sbatch: error: Job rejected: say how long it takes", "submit()", "job-refused"),
         ("OverflowError: (34, 'Numerical result out of range')", "total += norm**2", "number-too-large"),
         ("RuntimeError: Trying to create tensor with negative dimension -7: [-7]", "net(x)", "size-negative"),
+        ("RuntimeError: expected there to be only one unique element in <x>", "net(x)", "values-differ-in-group"),
         (
             "RuntimeError: Gather got an input of invalid size: got [2, 2], but expected [2, 1]",
             "net(x)",
@@ -189,6 +190,46 @@ def test_command_that_is_not_there_is_no_file_of_the_job() -> None:
     assert started.meaning is not None
     assert "`qsub -N dig`" in started.meaning.says
     assert opened.meaning is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("__init__() got an unexpected keyword argument 'ponds'", "arguments-differ"),
+        ("'Pond' object has no attribute 'lake'", "attribute-missing"),
+        ("name 'pond' is not defined", "name-not-defined"),
+    ],
+)
+def test_pythons_words_without_a_class_are_an_own_message(text: str, kind: str) -> None:
+    """The form of public issue 1 of lcn-kul/madress-2023."""
+    assert kind_of(f"{text}\n") == kind
+    assert explain(f"the manual says that {text}\n").cause is None
+
+
+def test_warnings_of_nccl_are_quoted_with_an_error_that_they_explain() -> None:
+    """The form of public issue 266 of NVIDIA-NeMo/Run."""
+    warning = "host:9:9 [0] graph/topo.h:230 NCCL WARN Could not find NET with id 0\n"
+    error = "RuntimeError: NCCL error in: /src/NCCL.cpp:7, internal error, NCCL version 2.25.1\n"
+    evidence = log_answer("job.log", explain(warning + error)).evidence
+    assert "NCCL's warning, line 1: Could not find NET with id 0" in evidence
+    other = log_answer("job.log", explain(warning + raised("KeyError: 'pond'"))).evidence
+    assert not any("NCCL" in line for line in other)
+
+
+def test_line_of_a_kind_answers_only_if_the_job_failed() -> None:
+    line = "Operator failed: the lake's path /data/lake does not exist\n"
+    failed = "E0801 13:23:20.000000 32974 torch/distributed/elastic/api.py:8] failed (exitcode: 1) local_rank: 1\n"
+    assert kind_of(line + failed) == "file-missing"
+    assert explain(line).cause is None
+
+
+def test_index_of_a_gather_is_not_a_token() -> None:
+    """The form of public issue 14 of xhw205/GPLinker_torch."""
+    text = "/src/cuda/{}.cu:115: operator(): block: [0,0,0], thread: [1,0,0] Assertion `{}` failed.\n"
+    gathered = explain(text.format("ScatterGatherKernel", "idx_dim >= 0 && idx_dim < index_size"))
+    looked_up = explain(text.format("Indexing", "srcIndex < srcSelectDimSize"))
+    assert "token" not in log_answer("job.log", gathered).meaning
+    assert "token" in log_answer("job.log", looked_up).meaning
 
 
 def test_optimizers_entry_that_a_checkpoint_lacks_is_not_a_weights() -> None:

@@ -30,7 +30,9 @@ from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 from frog.observe.diagnose.known_errors.tracebacks import BEGIN, RECORD, WRAPS, Frame, Traceback, TracebackReader
 from frog.observe.diagnose.known_errors.watchdog import Watchdog
 
-_MOST_FINDINGS = 2000
+_MOST_FINDINGS, _MOST_WARNINGS = 2000, 3
+_ERRORS_OF_NCCL = ("nccl-error", "nccl-internal-error", "nccl-system-error", "nccl-invalid-usage", "nccl-cuda-error")
+"""Ids of errors of which NCCL's warnings before them say more."""
 _LOOKS_LIKE_ERROR = re.compile(
     r"\b(?:error|exception|fatal|failed|failure|abort(?:ed|ing)?|killed|cannot)\b", re.IGNORECASE
 )
@@ -146,6 +148,8 @@ class Explanation:
     """True if the log leaves out lines that other processes wrote too, so that a missing line says nothing."""
     rival: Finding | None = None
     """A known cause of another kind in the same log, which may be the first one as well."""
+    warned: list[LogLine] = field(default_factory=list)
+    """NCCL's first warnings, if the cause is an error that it explains only there."""
 
     @property
     def rank(self) -> int | None:
@@ -248,6 +252,8 @@ class LogReader:
         """The line before this one, if it is an error's message."""
         self.quoted: Finding | None = None
         """The first exception that a sentence quotes and that the table does not know."""
+        self.warned: list[LogLine] = []
+        """The first warnings of NCCL that are of no known error."""
         self.lines, self.cut, self.after_root_cause = 0, False, False
         self.in_other_failures = False
         """True below torchrun's heading of the failures that were not the first."""
@@ -307,6 +313,8 @@ class LogReader:
         elif _has_lost_loss(line.text):
             self._add(Finding(line, self._known("loss-nan"), Level.HINT, line.named_rank, line.text.strip()))
         else:
+            if "CCL WARN " in line.text and len(self.warned) < _MOST_WARNINGS:
+                self.warned.append(line)
             self.quoted = self.quoted or _quoted_exception(line)
             is_own = self.own.may_be(line.text) and not _is_remark(line.text) and not _QUOTED_CODE.match(line.text)
             self.error_before = line if is_own and self.own.read(line) else None
@@ -422,7 +430,7 @@ class LogReader:
         cause = self._behind_the_end(cause, findings) or self._silent_time_out(cause) or cause
         cause = cause or self._in_prose(findings)
         if cause is None or cause.level is Level.HINT:
-            cause = self._own_message(failed) or self.hidden or cause
+            cause = self._own_message(failed) or self.hidden or cause or self._line_of_a_kind(failed)
         if cause is not None:
             cause = replace(cause, rank=self._rank_of(cause))
         others: dict[str, Finding] = {}
@@ -448,6 +456,7 @@ class LogReader:
             suspects[0] if len(suspects) == 1 else None,
             self.watchdog.abridged,
             rival_of(cause, findings),
+            self.warned if cause is not None and cause.id in _ERRORS_OF_NCCL else [],
         )
 
     def _is_short_text(self) -> bool:
@@ -488,6 +497,13 @@ class LogReader:
         if said is None or (said.strength >= RECORDS and not failed and self.progress.last_step):
             return None
         return Finding(said.line, None, Level.SYMPTOM, said.line.named_rank, said.text, OWN)
+
+    def _line_of_a_kind(self, failed: bool) -> Finding | None:
+        """Return the first of the last lines that look like an error and are of a kind, if the job failed."""
+        if not failed:
+            return None
+        lines = (Finding(each, None, Level.SYMPTOM, each.named_rank, each.text.strip(), OWN) for each in self.unknown)
+        return next((finding for finding in lines if finding.meaning is not None), None)
 
     def _silent_time_out(self, cause: Finding | None) -> Finding | None:
         """Return the time-out of which the log has only the effect on other ranks, or a long silence before the end."""

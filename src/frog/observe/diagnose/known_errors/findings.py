@@ -37,6 +37,14 @@ _CARRIED = re.compile(
 """Another exception in the message of one, as torch.compile puts it."""
 
 
+_BARE = (
+    (re.compile(r"^\W{0,4}[\w.]{1,80}\(\) (?:got|missing|takes) |^\W{0,4}'[\w.]{1,80}' object is not "), "TypeError"),
+    (re.compile(r" has no attribute '"), "AttributeError"),
+    (re.compile(r"^\W{0,4}name '\w{1,80}' is not defined"), "NameError"),
+)
+"""Python's own words without the class of their exception."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A line of the log, or a traceback, that the table knows; or an exception that it does not."""
@@ -69,7 +77,8 @@ class Finding:
         name, message = self.exception or OWN, self.text.partition(": ")[2]
         if name in (FATAL, OWN):
             named = _NAMED.match(self.text)
-            name, message = (named["type"], message) if named else ("", self.text)
+            bare = next((type for words, type in _BARE if words.search(self.text)), "")
+            name, message = (named["type"], message) if named else (bare, self.text)
         only = self.known.kinds if self.known else ()
         if (carried := _CARRIED.search(message)) and not only:
             inner = meaning_of(carried["type"].rpartition(".")[2], carried["message"])

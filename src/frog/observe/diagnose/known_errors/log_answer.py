@@ -61,6 +61,7 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
         evidence=(
             *_quote(cause.text),
             *_raised_at(cause),
+            *(f"NCCL's warning, line {line.number}: {_of_nccl(line.text)}" for line in explanation.warned),
             *(_local_rank(explanation) if explanation.rank is None and not explanation.details else []),
             *_events(explanation),
         ),
@@ -69,6 +70,10 @@ def _of_cause(name: str, explanation: Explanation, cause: Finding) -> Diagnosis:
         meaning="\n".join([meaning, *explanation.details]),
         confidence=confidence,
     )
+
+
+def _of_nccl(text: str) -> str:
+    return text.partition("CCL WARN ")[2].strip()[:_MOST_TEXT]
 
 
 def _local_rank(explanation: Explanation) -> list[str]:

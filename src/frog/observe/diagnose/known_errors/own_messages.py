@@ -28,6 +28,9 @@ _FORMS = tuple(
         r"|^\W{0,4}(?P<said>(?:[Ee]rror|ERROR)(?: \w{1,20})?: \S.{3,})"
         r"|^(?!(?:Test|Train|Training|Valid|Validation|Val|Eval|Mean|Relative|Absolute|Squared)\b)"
         r"(?P<of>[A-Z]\w{1,30} Error: [A-Za-z/]\S.{3,})"
+        r"|^\W{0,4}(?P<python>(?:[\w.]{1,80}\(\) (?:got an unexpected keyword argument|missing \d+ required"
+        r"|takes \d+ positional)|'[\w.]{1,80}' object (?:has no attribute|is not)|module '[\w.]{1,80}' has no attribute"
+        r"|name '\w{1,80}' is not defined)\b.{0,300})"
         r"|\b(?P<ptxas>ptxas (?:fatal|error) {1,5}: .{3,600})"
         r"|^(?P<command>Command ['\"\[].{0,200}?\b(?:sbatch|srun|qsub|kubectl)\b.{0,300} non-zero exit status \d+)",
         # a status of a framework, or a record that a library takes for an error
@@ -47,7 +50,8 @@ _WORDS = (
     "rror", "RROR", "what()", "atal: ", "FATAL", "heck failed", "CHECK failed", "PADDLE_ENFORCE", "panic",
     "Assertion", "FAILED ", "non-zero", "CCL WARN ", "Caused by", "Exception in ", "override", "ARGUMENT: ",
     "HAUSTED: ", "EXCEEDED: ", "AVAILABLE: ", "CONDITION: ", "INTERNAL: ", "MENTED: ", "NOT_FOUND: ", "DENIED: ",
-    "NTICATED: ", "_LOSS: ", "CRITICAL", "SEVERE",
+    "NTICATED: ", "_LOSS: ", "CRITICAL", "SEVERE", "() got an", "() missing", "() takes", "' object ",
+    " has no attribute", " is not defined",
 )  # fmt: skip
 """One of these is in each line of one of the forms."""
 _MOST, _MOST_TEXT = 5, 600
