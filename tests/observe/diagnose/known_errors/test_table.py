@@ -187,20 +187,27 @@ def test_the_page_states_the_verdicts_on_unseen_threads() -> None:
     shown = [thread["first"] for thread in measured if thread["expected"] != ["none"]]
     page = " ".join((DOCS / "observe" / "your-program.md").read_text().split())
     assert {thread["first"] for thread in threads} == set(VERDICTS)
-    by_round = {number: [thread for thread in threads if thread["round"] == number] for number in range(6, 16)}
+    by_round = {number: [thread for thread in threads if thread["round"] == number] for number in range(6, 18)}
     later = [Counter(thread["first"] for thread in by_round[number]) for number in by_round]
-    before, since, last = later[:4], later[4:7], later[7:]
-    new = [thread for number in range(10, 16) for thread in by_round[number]]
-    assert len({thread["repository"] for thread in new}) == len(new)
-    others = {thread["repository"] for thread in threads if thread not in new}
-    assert not {thread["repository"] for thread in new} & (others | seen | set(unseen["read"]))
+    before, since, subjects, last = later[:4], later[4:7], later[7:10], later[10:]
+    strangers = [thread for number in range(10, 18) for thread in by_round[number]]
+    assert len({thread["repository"] for thread in strangers}) == len(strangers)
+    others = {thread["repository"] for thread in threads if thread not in strangers}
+    assert not {thread["repository"] for thread in strangers} & (others | seen | set(unseen["read"]))
+    new = [thread for thread in strangers if thread["round"] < 16]
     causes = [thread["first"] for thread in new if thread["expected"] != ["none"]]
+    halves = [thread for thread in strangers if thread["round"] >= 16]
+    ends = [thread["first"] for thread in halves if thread["expected"] != ["none"]]
     for text in (
         *(f"| {each.total()} | " + " | ".join(str(each[verdict]) for verdict in VERDICTS) + " |" for each in later),
         f"{_first_right(before)} before ({_share(before)})",
         f"{_first_right(since)} since ({_share(since)})",
-        f"{_first_right(last)} in the last three ({_share(last)})",
-        f"{len(new) - len(causes)} of the {len(new)} end before the cause; "
+        f"{_first_right(subjects)} in the next three ({_share(subjects)})",
+        f"{_first_right(last)} in the last two ({_share(last)})",
+        f"only {len(halves) - len(ends)} of the {len(halves)} end before the cause; of the other {len(ends)}, "
+        f"{ends.count('right')} were right ({_percent(ends.count('right'), len(ends))})",
+        f"{sum(thread['round'] > 5 for thread in threads)} more threads were judged later",
+        f"{len(new) - len(causes)} of those {len(new)} end before the cause; "
         f"of the {len(causes)} excerpts that show a cause, {causes.count('right')} were right "
         f"({_percent(causes.count('right'), len(causes))})",
         f"Measured on {len(measured)} excerpts",
