@@ -178,7 +178,9 @@ def base_of(layout: Layout) -> Layout:
     return Layout(layout.seq_len, layout.global_batch, precision=layout.precision, traits=layout.traits)
 
 
-def what_binds(result: SearchResult, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[str] = CHOICES) -> dict[str, float]:
+def what_binds(
+    result: SearchResult, zeros: Sequence[int] = ALL_ZEROS, axes: Sequence[str] = CHOICES
+) -> dict[str, float]:
     """Return how much faster the best layout would be, as a fraction of its time, with twice as much of each resource.
 
     With twice the memory another layout may be the fastest; a batch twice as large counts per token.
