@@ -92,7 +92,7 @@ def judge(sources: dict[str, str], expected: dict[str, Any], found: Diagnosis) -
 def main() -> None:
     """Run the programs and print one row for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", type=int, help="only the programs that were kept aside together: 6 to 16")
+    parser.add_argument("--set", type=int, help="only the programs that were kept aside together: 6 to 17")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs, and run only what is missing there")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge what --keep has")
