@@ -22,13 +22,33 @@ def joins(number: int, size: int | None, own: int | None = None) -> RankEvidence
 
 def test_world_size_of_the_call_that_is_larger_than_the_environments_is_certain() -> None:
     found = diagnose_program(evidence(joins(0, 4), joins(1, 4)))
-    assert (found.fault, found.rank, found.line, found.certain) == ("world_size", None, "train.py:6 (main)", True)
+    assert (found.fault, found.rank, found.line, found.certain) == ("world_size", 0, "train.py:6 (main)", True)
     assert "with world_size=4, but WORLD_SIZE is 2: 2 ranks were started, and ranks 2 and 3 never come" in found.finding
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_world_size_of_the_environment_is_no_fault(size: int | None) -> None:
-    assert diagnose_program(evidence(joins(0, size), joins(1, size))).fault == "unknown"
+def test_ranks_of_the_right_world_that_do_not_meet_are_no_fault_of_its_size(size: int | None) -> None:
+    found = diagnose_program(evidence(joins(0, size), joins(1, size)))
+    assert (found.fault, found.rank, found.line, found.certain) == ("start", 0, "train.py:6 (main)", False)
+    assert found.finding == "all ranks wait for each other in init_process_group at train.py:6 (main), and do not meet"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_named"), [("str(free_port())", True), ('"29500"', False), ("str(29500)", False), ("port", True)]
+)
+def test_line_that_computes_where_ranks_meet_is_named(tmp_path: Path, value: str, is_named: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f'def main():\n    os.environ["MASTER_PORT"] = {value}\n    dist.init_process_group("gloo")\n')
+    ranks = [joins(number, 2) for number in (0, 1)]
+    for each in ranks:
+        each.line = CodeLine(file=str(script), line=3, function="main")
+    found = diagnose_program(evidence(*ranks))
+    assert (f'`os.environ["MASTER_PORT"] = {value}` at train.py:2 (main)' in found.finding) == is_named
+
+
+def test_ranks_of_which_one_has_not_come_to_the_start_are_no_ranks_that_do_not_meet() -> None:
+    late = RankEvidence(1, state="running", line=at(3), sources=["rank_1"])
+    assert diagnose_program(evidence(joins(0, 2), late)).fault != "start"
 
 
 def test_processes_that_join_as_the_same_rank_are_counted() -> None:

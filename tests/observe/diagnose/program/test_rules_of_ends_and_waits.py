@@ -154,6 +154,18 @@ def test_first_rank_that_a_signal_ended_is_named(
     assert words in (found.finding if found else "")
 
 
+def test_call_in_which_others_lost_a_killed_rank_is_named() -> None:
+    """Its own line is as old as its last heartbeat."""
+    peer = failed("RuntimeError", "Connection closed by peer [127.0.0.1]:2", 7)
+    lost = rank(1, ("all_reduce", 4, 7), pending=1, error=peer, exit_code=1)
+    found = killed(evidence(dead(0, -9), lost, hung=False))
+    assert found is not None
+    assert found.peer_line == "train.py:7 (main)"
+    assert found.finding.endswith(
+        "; rank 1 waited for it in all_reduce of 4 float (collective 1 of all ranks), called at train.py:7 (main)"
+    )
+
+
 def test_killed_rank_of_a_job_without_memory_ran_out_of_it() -> None:
     job = evidence(dead(0, -9), rank(1), hung=False)
     job.jobs = [JobState("OUT_OF_MEMORY", "slurm.log", "oom-kill")]

@@ -497,3 +497,18 @@ def test_rank_that_sends_more_messages_than_it_takes_back_is_odd(tmp_path: Path,
     assert (found.fault, found.rank, found.certain) == ("message", odd, False)
     words = "probably sends too many, in `for number in range(warmup):` in line 4"
     assert found.finding.endswith(words) is (odd == 0)
+
+
+def test_stage_that_waits_for_the_messages_of_one_batch_more_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "stages.py"
+    script.write_text("for _ in range(batches):\n    dist.recv(x, src=0)\n    dist.send(y, dst=0)\ndist.barrier()\n")
+    ends = rank(0, ("barrier", 1, 4), pending=1, state="running", line=at(4), messages=begun(*[("isend", 1, 8)] * 5))
+    more = rank(1, state="running", line=CodeLine(file=str(script), line=2, function="<module>"))
+    more.transfer = Transfer(op="recv", peer=0, tag=0, size=[8], dtype="float32")
+    more.messages, more.num_messages = begun(*[("irecv", 0, 2)] * 6), 6
+    found = diagnose_program(evidence(ends, more))
+    assert found.fault == "message"
+    assert found.finding.endswith(
+        "; rank 0 has sent 5 of its messages, and rank 1 waits for number 6, in `for _ in range(batches):` in line 1: "
+        "the number of rounds probably differs between the ranks"
+    )

@@ -141,8 +141,8 @@ def is_fixed(loop: Block) -> bool:
 
 
 def is_left_early(loop: Block) -> bool:
-    """True if a `break` or a `return` leaves a loop before its end."""
-    return any(jump.loop == loop.line and jump.word in ("break", "return") for jump in source_of(loop.file).jumps)
+    """True if a statement other than `continue` leaves a loop before its end."""
+    return any(jump.loop == loop.line and jump.word not in ("continue", "") for jump in source_of(loop.file).jumps)
 
 
 def is_each_round(loop: Block, line: CodeLine) -> bool:
@@ -251,7 +251,8 @@ class Jump:
     """A statement that leaves a loop or the rest of a round."""
 
     word: str
-    """break, continue or return; empty for a handler of exceptions, which passes by the rest of its `try` alone."""
+    """break, continue or return; `exit(0)` or the like, which ends the program; empty for a handler of exceptions,
+    which passes by the rest of its `try` alone."""
     line: int
     """Its own line; in a handler of exceptions, that of the `try`, since an error may come from any of its lines."""
     test: str
@@ -379,6 +380,8 @@ class _Reader:
             word = "break" if isinstance(node, ast.Break) else "continue"
             line = min(node.lineno, self._tries.get(test[1], node.lineno))
             self._found.jumps.append(Jump(word, line, test[0], loops[-1], test[1] or node.lineno))
+        elif (exits := exit_of(node)) and loops:
+            self._found.jumps += [Jump(exits, node.lineno, test[0], loop, test[1] or node.lineno) for loop in loops]
         elif isinstance(node, ast.Return):
             if test[0]:
                 self._found.returns.append(Jump("return", node.lineno, test[0], 0, test[1]))
@@ -502,6 +505,15 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
         return False
     ends = [node for node in ast.walk(handler) if isinstance(node, ast.Raise)]
     return not ends and not any(called_name(call) in _ENDS_PROGRAMS for call in _calls(handler.body))
+
+
+def exit_of(node: ast.stmt) -> str:
+    """Return the text of a statement that ends the program, such as `sys.exit(0)`; empty for another one."""
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        name = called_name(node.exc) or _last_name(node.exc)
+        return f"raise {ast.unparse(node.exc)}"[:_MOST_TEST] if name == "SystemExit" else ""
+    is_call = isinstance(node, ast.Expr) and called_name(node.value) in ("exit", "_exit")
+    return ast.unparse(node)[:_MOST_TEST] if is_call else ""
 
 
 _GAPS = re.compile(r"%[-+ #0-9.]*[a-z]|\{[^{}]*\}|\n")

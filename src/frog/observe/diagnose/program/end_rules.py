@@ -227,6 +227,11 @@ def killed(evidence: Evidence) -> Diagnosis | None:
     rank, diagnosis = dead[number], _base(evidence, number, [number])
     name = signal_name(-(rank.exit_code or 0))
     at = f"; it was last seen at {place(rank.line)}" if rank.line else ""
+    waiting = sorted(other.rank for other in evidence.ranks.values() if other.pending and is_victim(other))
+    if waiting:
+        call = evidence.ranks[waiting[0]].pending[0]
+        at += f"; {span(waiting)} waited for it in {describe_call(evidence, call)}"
+        diagnosis = diagnosis.with_more(peer_line=place(call.line) or None)
     if name == "SIGKILL":
         return _sigkill(evidence, number, at, diagnosis)
     return diagnosis.with_more(

@@ -8,7 +8,7 @@ from collections import Counter
 from frog.core.runs.observed import CodeLine, Joining
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.code_blocks import Block
+from frog.observe.diagnose.program.code_blocks import Block, text_of
 from frog.observe.diagnose.program.code_lines import is_user_file
 from frog.observe.diagnose.program.code_partings import parting_of, stack_of
 from frog.observe.diagnose.program.condition_sources import source_words
@@ -44,12 +44,43 @@ def awaits_too_many(evidence: Evidence) -> Diagnosis | None:
         f"{they_wait(wrong)} in init_process_group{at_place(line)} with world_size={size}, but WORLD_SIZE is "
         f"{started}: {started} {'rank was' if started == 1 else 'ranks were'} started, and {span(never)} never "
         f"{'comes' if len(never) == 1 else 'come'}{_shared_ranks(joining)}",
+        rank=wrong[0],
         line=place(line) or None,
         node_rank=first.node_rank if len(evidence.ranks) == 1 else None,
         certain=len(wrong) == started,
         evidence=report_ranks(evidence, wrong),
         advice="pass neither world_size nor rank to init_process_group: it reads WORLD_SIZE and RANK, which the "
         "launcher sets\na size from a setting, or from GPUs times nodes, is wrong as soon as fewer ranks start",
+    )
+
+
+_SETS_MASTER = re.compile(r"""MASTER_(PORT|ADDR)["']\]\s*=(?!=)(?!\s*(["'\d]|str\(\d))|\binit_method=f["']""")
+"""A line that computes where the ranks meet."""
+_MOST_LINES = 3
+
+
+def never_meets(evidence: Evidence) -> Diagnosis | None:
+    """Find ranks that all wait in `init_process_group`, of the right world size, so that they look at other places."""
+    joining = {number: rank.joining for number, rank in sorted(evidence.ranks.items()) if rank.joining is not None}
+    is_first = all(join.op == "init_process_group" for join in joining.values())
+    if not evidence.has_failed or not is_first or len(joining) < max(2, len(evidence.world)):
+        return None
+    numbers, line = list(joining), _first_line(evidence, list(joining))
+    own = lines_with(user_files(evidence), _SETS_MASTER)
+    why = _shared_ranks(joining)
+    if 0 < len(own) <= _MOST_LINES:
+        texts = " and ".join(f"`{text_of(each).strip()}` at {place(each)}" for each in own)
+        why += f"; the program computes where they meet: {texts}, which must be the same on all ranks"
+    return Diagnosis(
+        "start",
+        f"all ranks wait for each other in init_process_group{at_place(line)}, and do not meet{why}",
+        rank=numbers[0],
+        line=place(line) or None,
+        certain=False,
+        evidence=report_ranks(evidence, numbers),
+        advice="leave MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE as the launcher sets them: a port that each rank "
+        "looks for is another one on each, and two processes with one rank do not make a world\nif they are equal on "
+        "all ranks, look at the network between the hosts: can every node reach that port (`nc -vz ADDR PORT`)?",
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis
-from frog.observe.diagnose.program.code_blocks import Block, in_one_loop, innermost_loop, is_fixed
+from frog.observe.diagnose.program.code_blocks import Block, blocks_around, in_one_loop, innermost_loop, is_fixed
 from frog.observe.diagnose.program.code_partings import (
     branch_past,
     holds_stack,
@@ -20,6 +21,7 @@ from frog.observe.diagnose.program.code_partings import (
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.condition_sources import source_words
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
+from frog.observe.diagnose.program.library_partings import lines_with, user_files
 from frog.observe.diagnose.program.parting_words import EVEN_BATCHES, EVEN_ROUNDS, OUT_OF_BRANCH, passes_alone
 from frog.observe.diagnose.program.rank_reports import after_error, describe_call, survived_error
 from frog.observe.diagnose.program.wait_reports import base_of_wait, is_finished, user_stack, who_waits
@@ -72,6 +74,7 @@ def finished_rank(evidence: Evidence, found: Difference) -> Diagnosis | None:
         error, last = after_error(rank), rank.caught[-1] if rank.caught else None
         returns = returns_past(stack_of(found.call), stack_of(rank.calls[-1])) if rank.calls and not error else None
         why = f": it probably left {returns.function} by {returns}" if returns is not None else ""
+        why = why or _ends_the_program(evidence)
         return base.with_more(
             fault="ended",
             certain=_knows_lines(rank, found),
@@ -158,6 +161,22 @@ def _lines_in(loop: Block, rank: RankEvidence) -> Counter[tuple[str, int] | None
 
 def _at(call: Call) -> tuple[str, int] | None:
     return (call.line.file, call.line.line) if call.line is not None else None
+
+
+_CLEAN_EXIT = re.compile(r"\b_?exit\((0|os\.EX_OK)?\)|\braise SystemExit\b(\(0?\))?\s*$")
+_MOST_EXITS = 3
+
+
+def _ends_the_program(evidence: Evidence) -> str:
+    """Name the lines of the program that end it with exit code 0; empty if there is none, or too many."""
+    exits = lines_with(user_files(evidence), _CLEAN_EXIT)
+    if not 0 < len(exits) <= _MOST_EXITS:
+        return ""
+    words = []
+    for line in exits:
+        tests = [block for block in blocks_around(line) if block.kind in ("if", "else", "except")]
+        words.append(place(line) + (f", under {tests[-1]}" if tests else ""))
+    return f"; the program can end so at {' and '.join(words)}"
 
 
 def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) -> Diagnosis | None:

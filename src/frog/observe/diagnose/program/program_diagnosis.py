@@ -33,7 +33,7 @@ from frog.observe.diagnose.program.end_rules import (
 )
 from frog.observe.diagnose.program.evidence import Evidence
 from frog.observe.diagnose.program.gather import gather_all
-from frog.observe.diagnose.program.join_rules import awaits_too_many, creates_alone, groups_differ
+from frog.observe.diagnose.program.join_rules import awaits_too_many, creates_alone, groups_differ, never_meets
 from frog.observe.diagnose.program.log_rules import with_log
 from frog.observe.diagnose.program.loop_end_rules import left_its_loop
 from frog.observe.diagnose.program.mismatch_rules import mismatched, passed
@@ -219,6 +219,7 @@ RULES: tuple[Rule, ...] = (
     awaits_too_many,
     groups_differ,
     creates_alone,
+    never_meets,
     missed_barrier,
     transfer,
     other_root,

@@ -328,7 +328,7 @@ def _in_collective(evidence: Evidence, waits: RankEvidence, rank: RankEvidence, 
     if surplus and _deviation(rank) is None:
         odd, other, first_is_odd = waits, rank, True
     skipped = f": rank {waits.rank} probably skipped that collective" if first_is_odd and in_step else ""
-    why = surplus or left_order(odd) or skipped or _schedule_alone(waits, rank, call)
+    why = surplus or left_order(odd) or skipped or _schedule_alone(waits, rank, call) or _one_round_more(waits, rank)
     return _pair(evidence, odd, other).with_more(
         collective=describe_call(evidence, call),
         finding=f"{_waits(waits)}, but rank {rank.rank} waits in {describe_call(evidence, call)}{why}",
@@ -367,6 +367,23 @@ def _surplus(waits: RankEvidence, rank: RankEvidence) -> str:
         f"; rank {waits.rank} has sent it {there} messages and taken {taken}, rank {rank.rank} has sent and taken "
         f"{taken}: rank {waits.rank} probably sends too many{f', in {loops}' if loops else ''}"
     )
+
+
+def _one_round_more(waits: RankEvidence, rank: RankEvidence) -> str:
+    """Say that a rank waits for one message more than another one has begun with it; empty if it does not."""
+    if waits.transfer is None:
+        return ""
+    own, others = ("send", "recv") if waits.transfer.is_send else ("recv", "send")
+    begun, met = _number(waits, own, rank.rank), _number(rank, others, waits.rank)
+    if begun is None or not met or begun <= met:
+        return ""
+    line = _waiting_line(waits)
+    loops = " or ".join(map(str, calling_loops(line))) if line is not None else ""
+    does = f"has {'taken' if waits.transfer.is_send else 'sent'} {met} of its messages"
+    return (
+        f"; rank {rank.rank} {does}, and rank {waits.rank} {own}s number {met + 1}{f', in {loops}' if loops else ''}: "
+        "the number of rounds probably differs between the ranks"
+    ).replace("recvs number", "waits for number")
 
 
 def _number(rank: RankEvidence, op: str, peer: int) -> int | None:
