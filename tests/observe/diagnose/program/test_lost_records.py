@@ -208,3 +208,25 @@ def test_loop_whose_rounds_all_have_other_sizes_has_another_order_on_the_crashed
     assert (found.fault, found.rank, found.line, found.certain) == (fault, odd, "train.py:2", False)
     loop = "the loop `for name in list_files():` in line 1 calls collectives of several sizes"
     assert (loop in found.finding) == (fault == "order")
+
+
+SHAMPOO = """\
+def update(parts):
+    dist.all_gather(blocks, parts)
+for group in groups:
+    if all(p.grad is None for p in group):
+        continue
+    update([direction(p) for p in group])
+"""
+
+
+def test_loop_that_calls_the_function_of_a_collective_tells_what_leaves_out_a_call(tmp_path: Path) -> None:
+    sizes = (21, 15) * 2
+    waits = rank(0, *(("all_gather", size, 2) for size in (*sizes, 21)), pending=1)
+    script = written(tmp_path, SHAMPOO, waits)
+    frames = (here(script, 2, "update"), here(script, 6))
+    waits.calls = [changed(call, line=frames[0], callers=frames) for call in waits.calls]
+    found = diagnose_program(evidence(crashed(1, script, (2, "update"), (6, "<module>")), waits, hung=False))
+    assert (found.fault, found.line) == ("order", "train.py:2 (update)")
+    assert "the loop `for group in groups:` in line 3 calls collectives of several sizes: probably" in found.finding
+    assert "by `if all(p.grad is None for p in group): continue` in line 4" in found.finding

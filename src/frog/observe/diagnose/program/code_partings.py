@@ -555,21 +555,30 @@ def _is_of_constants(block: Block) -> bool:
     return block.is_counted and not _OF_SETTING.search(block.text)
 
 
-def tests_in_loop(line: CodeLine) -> str:
-    """Return the tests by which a rank leaves out a line in a round of its innermost loop; empty without any."""
-    blocks = blocks_around(line) if is_readable(line) else []
-    loops = [number for number, block in enumerate(blocks) if block.kind == "loop"]
-    if not loops:
-        return ""
+def loop_around(stack: Sequence[CodeLine]) -> tuple[Block, CodeLine] | None:
+    """Return the innermost loop in which a call was made, and the line in it that led to the call; None without one.
+
+    stack: the lines that led to the call, innermost first. A comprehension in another argument of a line is none.
+    """
+    for number, frame in enumerate(stack):
+        loops = [block for block in blocks_around(frame) if block.kind == "loop"] if is_readable(frame) else []
+        around = [loop for loop in loops if _is_in(loop, stack, number)]
+        if around:
+            return around[-1], frame
+    return None
+
+
+def tests_in_loop(line: CodeLine, loop: Block) -> str:
+    """Return the tests by which a rank leaves out a line in a round of a loop around it; empty without any."""
     branches = [
         str(block)
-        for block in blocks[loops[-1] + 1 :]
+        for block in blocks_around(line)
         if block.kind in ("if", "else") and not block.is_counted and not _OF_ALL.search(block.text)
+        if loop.first <= block.first and block.last <= loop.last and block != loop
     ]
-    source, loop = source_of(line.file), blocks[loops[-1]]
     skips = [
         f"`{jump.test} continue` in line {jump.shown_line}"
-        for jump in source.jumps
+        for jump in source_of(line.file).jumps
         if jump.loop == loop.line and jump.word == "continue" and jump.line < line.line and jump.test
     ]
     return " or ".join([*branches, *skips][:3])

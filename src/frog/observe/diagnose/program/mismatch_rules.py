@@ -16,7 +16,6 @@ from frog.observe.diagnose.program.call_use_rules import (
 from frog.observe.diagnose.program.code_blocks import (
     Block,
     in_one_loop,
-    innermost_loop,
     is_readable,
 )
 from frog.observe.diagnose.program.code_partings import (
@@ -24,6 +23,7 @@ from frog.observe.diagnose.program.code_partings import (
     call_branch,
     fetches_next,
     handler_past,
+    loop_around,
     other_tests,
     parting_of,
     skipped_round,
@@ -489,7 +489,7 @@ def _differing_call(evidence: Evidence, found: Difference, sides: Sides) -> Diag
         return base.with_more(
             fault="order",
             certain=False,
-            finding=f"{differ}: {several_sizes(sides.odd_call.line, sides.odd)}",
+            finding=f"{differ}: {several_sizes(stack_of(sides.odd_call), sides.odd)}",
             advice="iterate over parameters, buckets or keys in an order that is the same on every rank",
         )
     return base.with_more(
@@ -509,8 +509,8 @@ def _times_followed(sides: Sides) -> int:
 
 def _item_left_out(evidence: Evidence, found: Difference, sides: Sides) -> Diagnosis:
     """Say that a rank left out a call of a line that it made there each time before, and made the next one."""
-    line = sides.other_call.line
-    loop, tests = (innermost_loop(line), tests_in_loop(line)) if line is not None else (None, "")
+    loop, line = loop_around(stack_of(sides.other_call)) or (None, None)
+    tests = tests_in_loop(line, loop) if loop is not None and line is not None else ""
     where = f" in the loop {loop}" if loop is not None else ""
     by = f", perhaps by {tests}" if tests else ""
     return base_of_mismatch(evidence, found, sides).with_more(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from frog.core.runs.observed import CodeLine
 from frog.observe.diagnose.program.code_blocks import (
     Block,
-    innermost_loop,
     is_each_round,
     is_fixed,
     is_left_early,
@@ -21,6 +20,7 @@ from frog.observe.diagnose.program.code_partings import (
     ends_early,
     handler_past,
     holds_stack,
+    loop_around,
     may_leave_out,
     parting_lines,
     stack_of,
@@ -251,9 +251,13 @@ def by_backward(call: Call) -> str:
     )
 
 
-def several_sizes(line: CodeLine | None, odd: int) -> str:
-    """Return words about a line that calls collectives of several sizes, where a rank called another one."""
-    loop, tests = (innermost_loop(line), tests_in_loop(line)) if line is not None else (None, "")
+def several_sizes(stack: Sequence[CodeLine], odd: int) -> str:
+    """Return words about a line that calls collectives of several sizes, where a rank called another one.
+
+    stack: the line and those that led to it, innermost first.
+    """
+    loop, line = loop_around(stack) or (None, None)
+    tests = tests_in_loop(line, loop) if loop is not None and line is not None else ""
     where = f"the loop {loop} calls" if loop is not None else "this line calls"
     if not tests:
         return f"{where} collectives of several sizes, so probably in another order on rank {odd}"

@@ -437,7 +437,9 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
     in_order = same and (over_set is not None or _in_other_order(evidence, met))
     is_others = _is_others(evidence, met) or (others is not None and own is None)
     odd = met.other if is_others and met.other is not None else met.receiver
-    why = f": only some ranks pass {branch}" if branch else f": {several_sizes(met.line, odd)}" if in_order else ""
+    why = f": only some ranks pass {branch}" if branch else ""
+    if in_order and not branch:
+        why = f": {several_sizes(_stack_of_both(evidence, met), odd)}"
     if over_set is not None and not branch:
         why = f": the loop {over_set} goes through a set, whose order differs between processes for text"
     lines = (met.line, call.line if call is not None else sender.line if sender is not None else None)
@@ -456,6 +458,13 @@ def _unexpected(evidence: Evidence, met: _Meeting) -> Diagnosis:
         "or with tensors of different sizes (uneven data): print op and shape on each rank just before that line\n"
         "the record of the rank that received the message was lost when gloo ended its process",
     )
+
+
+def _stack_of_both(evidence: Evidence, met: _Meeting) -> tuple[CodeLine, ...]:
+    """Return the lines that led to the line at which both ranks are, innermost first."""
+    frames = tuple(frame for frame in evidence.ranks[met.receiver].stack if is_user_file(frame.file))
+    own = frames or ((met.line,) if met.line is not None else ())
+    return max(own, stack_of(met.call) if met.call is not None else (), key=len)
 
 
 def _only_other(evidence: Evidence, met: _Meeting) -> RankEvidence | None:
