@@ -175,6 +175,55 @@ def test_tensor_parallelism_reduces_each_block_once_in_both_passes(tmp_path: Pat
     assert {row[3] for row in collectives if row[1] == "forward"} == {2 * BATCH * LENGTH * WIDTH}
 
 
+ODD = """
+import torch
+
+layer = torch.nn.Linear(64, 255, bias=False).cuda().bfloat16()
+model = {compiled}
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(9):
+    model(torch.ones(24, 64).cuda().bfloat16()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("compiled", "loaded"), [("layer", 2), ("torch.compile(layer)", 16)])
+def test_a_compiler_pads_matrices_whose_rows_start_anywhere(compiled: str, loaded: int, tmp_path: Path) -> None:
+    program = tmp_path / "odd.py"
+    program.write_text(ODD.format(compiled=compiled))
+    with (tmp_path / "output").open("w+") as output:
+        facts = record_program(Request(str(program), (), clusters()["h100x8"], nodes=1), output)[0]
+    assert {row[7] for row in rows_of(facts, "product") if row[1] == "forward"} == {loaded}
+
+
+CHUNKED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+head = torch.nn.Linear(64, 256, bias=False).cuda()
+optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+tokens, labels = torch.ones(24, 64).cuda(), torch.zeros(24, dtype=torch.int64).cuda()
+for _ in range(9):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = checkpoint(lambda x: torch.log_softmax(head(x), -1), tokens, use_reentrant=False)[:, 0].mean()
+    {backward}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("backward", ["loss.backward()", "torch.autograd.backward(loss)"])
+def test_a_checkpoint_computes_again_what_cudas_autocast_computed(backward: str, tmp_path: Path) -> None:
+    """The loss of TRL's trainer is in a checkpoint; a softmax of 16 bits is one of float32."""
+    program = tmp_path / "chunked.py"
+    program.write_text(CHUNKED.format(backward=backward))
+    with (tmp_path / "output").open("w+") as output:
+        facts = record_program(Request(str(program), (), clusters()["h100x8"], nodes=1), output)[0]
+    assert facts["error"] is None
+    passes = [row[1] for row in rows_of(facts, "product")]
+    assert passes == ["forward", "recomputed", "backward"]
+
+
 def test_recomputed_operations_are_a_pass_of_their_own(tmp_path: Path) -> None:
     """Recomputation stops at the last tensor that the backward pass needs, so the last product is not repeated."""
     facts, _ = record(tmp_path, "fsdp", "recompute")

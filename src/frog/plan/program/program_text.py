@@ -181,7 +181,7 @@ def _notes(plan: ProgramPlan) -> Iterator[str]:
     for name, number in facts["no_rule"].items():
         yield f"{name}: {number} x, counted as memory-bound"
     if "torch.compile" in facts["notes"]:
-        yield "torch.compile: skipped; the time is that of separate kernels"
+        yield "torch.compile: skipped; the time is that of separate kernels, with matrices padded as Inductor's"
     if "torch.save" in facts["notes"]:
         yield "torch.save: wrote nothing"
     if plan.time.num_float32:

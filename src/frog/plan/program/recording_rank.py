@@ -107,6 +107,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """True if a forward pass that records gradients has begun since an optimizer's step."""
         self.stream = 0
         """The stream on which the program launches; 0 is the default one."""
+        self.pads_products = False
+        """True if the program compiles: the compiler fills up matrices whose rows start anywhere."""
         self.paused = False
         self.is_complete = False
         """True after the planned steps; the next forward pass ends the program."""
@@ -192,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = tensors_in(result)
         if all(is_meta(tensor) for tensor in (*inputs, *outputs)):
             return
-        row = product_row(name, args, outputs) or attention_row(name, args)
+        row = product_row(name, args, outputs, pads=self.pads_products) or attention_row(name, args)
         passed = self.which_pass()
         if row is not None:
             if passed == "forward" and torch.is_grad_enabled():
@@ -436,13 +438,17 @@ def mutated(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return written
 
 
-def product_row(name: str, args: Any, outputs: list[Any]) -> list[Any] | None:
-    """Return the sizes of a matrix product, or None for another operation."""
+def product_row(name: str, args: Any, outputs: list[Any], *, pads: bool) -> list[Any] | None:
+    """Return the sizes of a matrix product, or None for another operation.
+
+    pads: a compiler fills up rows that do not start at multiples of what one load reads.
+    """
     if name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm"):
         left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
         *batch, rows, inner = left.shape
         sizes = math.prod(batch), rows, inner, right.shape[-1], left.element_size()
-        return ["product", *sizes, min(map(loaded_at_once, (left, right, *outputs[:1])))]
+        loaded = LOAD_BYTES if pads else min(map(loaded_at_once, (left, right, *outputs[:1])))
+        return ["product", *sizes, loaded]
     if name == "convolution":
         weight, result = args[1], outputs[0]
         columns, *filter_sizes = weight.shape

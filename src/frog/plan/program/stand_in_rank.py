@@ -80,15 +80,28 @@ class Translate(TorchFunctionMode):
     def __init__(self, recorder: Recorder, fake: FakeTensorMode) -> None:
         super().__init__()
         self.recorder, self.fake = recorder, fake
+        self._translate_what_is_computed_again()
+
+    def _translate_what_is_computed_again(self) -> None:
+        """Let functions that run in a backward pass, as those of checkpoints, be translated: torch calls `backward` and
+        `grad` outside of the mode.
+        """
+        run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        @functools.wraps(run_backward)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            if torch._C._len_torch_function_stack():
+                return run_backward(*args, **kwargs)
+            with self:
+                return run_backward(*args, **kwargs)
+
+        torch.autograd._engine_run_backward = inside  # type: ignore[attr-defined]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if func is torch.device:
             return torch.device("cuda", args[0]) if args and type(args[0]) is int else func(*args, **kwargs)
-        if func is torch.Tensor.backward:
-            with self:  # what a checkpoint computes again runs inside
-                return torch.autograd.backward(*args, **_backward_names(kwargs))
         if name == "cuda":
             return self._moved(args[0])
         if name in ("pin_memory", "record_stream"):
@@ -160,11 +173,6 @@ _DATA = {torch.randint, torch.randperm, torch.arange, torch.from_numpy}
 """Functions whose result stays real if no device is named: indices of samples, and data."""
 
 
-def _backward_names(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Tensor.backward` by the names of `torch.autograd.backward`."""
-    return {"grad_tensors" if key == "gradient" else key: value for key, value in kwargs.items()}
-
-
 def widened(value: Any) -> Any:
     """Return a tensor of 16 bits in float32."""
     is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
@@ -221,6 +229,7 @@ def stand_in_for_torch(recorder: Recorder, notes: dict[str, int]) -> None:
 
     def without_compiler(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         notes["torch.compile"] = notes.get("torch.compile", 0) + 1
+        recorder.pads_products = True
         return model if model is not None else lambda function: function
 
     torch.compile = without_compiler
