@@ -267,15 +267,24 @@ def test_statements_that_leave_out_a_call_are_named_of_a_rank_that_ended(tmp_pat
     assert found.finding.endswith("or skipped one, perhaps by `if not valid.any(): continue` in line 2")
 
 
-@pytest.mark.parametrize("leave", ["exit(0)", "sys.exit()", "os._exit(0)", "raise SystemExit"])
-def test_program_that_a_rank_ends_in_its_loop_is_named(tmp_path: Path, leave: str) -> None:
+@pytest.mark.parametrize(
+    ("leave", "is_named"),
+    [
+        ("exit(0)", True),
+        ("sys.exit()", True),
+        ("os._exit(0)", True),
+        ("raise SystemExit", True),
+        ("pool.exit()", False),
+    ],
+)
+def test_program_that_a_rank_ends_in_its_loop_is_named(tmp_path: Path, leave: str, is_named: bool) -> None:
     text = f"for step in range(12):\n    if loss.isnan():\n        {leave}\n    loss.backward()\n    step()\n"
     script = written(tmp_path, text)
     waits = rank(0, *[("all_reduce", 136, 4)] * 4, pending=1)
     ended = rank(1, *[("all_reduce", 136, 4)] * 3, state="ended", exit_code=0)
     found = diagnose_program(evidence(*of_script(script, waits, ended)))
     assert (found.fault, found.rank) == ("batches", 1)
-    assert f"perhaps by `if loss.isnan(): {leave}` in line 2" in found.finding
+    assert (f"perhaps by `if loss.isnan(): {leave}` in line 2" in found.finding) == is_named
 
 
 def test_line_that_ends_the_program_is_named_of_a_rank_that_never_called(tmp_path: Path) -> None:

@@ -507,13 +507,16 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
     return not ends and not any(called_name(call) in _ENDS_PROGRAMS for call in _calls(handler.body))
 
 
+_EXITS = ("exit", "quit", "sys.exit", "os._exit")
+
+
 def exit_of(node: ast.stmt) -> str:
     """Return the text of a statement that ends the program, such as `sys.exit(0)`; empty for another one."""
     if isinstance(node, ast.Raise) and node.exc is not None:
         name = called_name(node.exc) or _last_name(node.exc)
         return f"raise {ast.unparse(node.exc)}"[:_MOST_TEST] if name == "SystemExit" else ""
-    is_call = isinstance(node, ast.Expr) and called_name(node.value) in ("exit", "_exit")
-    return ast.unparse(node)[:_MOST_TEST] if is_call else ""
+    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else node
+    return ast.unparse(node)[:_MOST_TEST] if ast.unparse(called) in _EXITS else ""
 
 
 _GAPS = re.compile(r"%[-+ #0-9.]*[a-z]|\{[^{}]*\}|\n")
