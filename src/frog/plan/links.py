@@ -188,11 +188,11 @@ class SlowNetwork:
     def _groups(self, axis: str, share: RankShare) -> list[list[int]]:
         """Return the nodes of the ranks in each group of an axis."""
         along = _ALONG.get(axis, (axis,))
-        found: dict[tuple[int, ...], list[int]] = {}
+        nodes_by_group: dict[tuple[int, ...], list[int]] = {}
         for rank, node in enumerate(self.nodes):
             place = RankShare(share.config, share.world_size, rank).place
-            found.setdefault(tuple(at for name, at in place.items() if name not in along), []).append(node)
-        return list(found.values())
+            nodes_by_group.setdefault(tuple(at for name, at in place.items() if name not in along), []).append(node)
+        return list(nodes_by_group.values())
 
 
 # ---- a cluster's links -----------------------------------------------------------------------------------------------

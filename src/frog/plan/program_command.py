@@ -51,9 +51,9 @@ def add_program_parser(plan: argparse.ArgumentParser, actions: argparse._SubPars
         if not args or not args[0].startswith("-") or "--" not in args:
             return original(args, namespace)
         split = args.index("--")
-        found, rest = original([NAME, *args[:split]], namespace)
-        found.program = args[split + 1 :]
-        return found, rest
+        arguments, rest = original([NAME, *args[:split]], namespace)
+        arguments.program = args[split + 1 :]
+        return arguments, rest
 
     plan.parse_known_args = parse  # type: ignore[method-assign]
 

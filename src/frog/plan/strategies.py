@@ -63,20 +63,20 @@ def compare_strategies(config: RunConfig, world_size: int) -> list[Row]:
 
 def _candidates(world: int, with_experts: bool) -> list[tuple[str, str, dict[str, Any]]]:
     """Return name, kind and [strategy] fields of each strategy to compare."""
-    found: list[tuple[str, str, dict[str, Any]]] = [
+    candidates: list[tuple[str, str, dict[str, Any]]] = [
         (entry.title, name, {"name": name}) for name, entry in DATA_STRATEGIES.items()
     ]
     if world == 1:
-        return found[:1]
+        return candidates[:1]
     if world >= 4 and world % 2 == 0:
-        found.append(("zero3, hybrid", "hybrid", {"name": "zero3", "shard": world // 2}))
+        candidates.append(("zero3, hybrid", "hybrid", {"name": "zero3", "shard": world // 2}))
     for name, entry in AXES.items():
         if name == "pp":
-            found += [(f"{entry.title}, {order}", name, {"pp": world, "schedule": order}) for order in SCHEDULES]
+            candidates += [(f"{entry.title}, {order}", name, {"pp": world, "schedule": order}) for order in SCHEDULES]
         elif name != "ep" or with_experts:
-            found.append((entry.title, name, {name: world}))
+            candidates.append((entry.title, name, {name: world}))
     if world % 2 == 0 and world >= 4:
-        found += [
+        candidates += [
             ("ddp x tensor", "ddp+tp", {"tp": 2}),
             ("zero3 x tensor", "zero3+tp", {"name": "zero3", "tp": 2}),
             ("ddp x pipeline", "ddp+pp", {"pp": 2}),
@@ -84,8 +84,8 @@ def _candidates(world: int, with_experts: bool) -> list[tuple[str, str, dict[str
             ("ddp x context", "ddp+cp", {"cp": 2}),
         ]
     if world % 4 == 0 and world >= 8:
-        found.append(("ddp x tensor x pipeline", "ddp+tp+pp", {"tp": 2, "pp": 2}))
-    return found
+        candidates.append(("ddp x tensor x pipeline", "ddp+tp+pp", {"tp": 2, "pp": 2}))
+    return candidates
 
 
 def _with_strategy(config: RunConfig, changes: dict[str, Any], world: int) -> RunConfig:

@@ -140,9 +140,9 @@ def _unlike_journal(export: Export) -> Iterator[str]:
         yield f"$.journal: contains an entry that Frog never writes: {problem}"
         return
     for place, record in enumerate(export.exercises):
-        found, expected = record.work, noted.work(record.id)
+        recorded, expected = record.work, noted.work(record.id)
         for field in _SAME:
-            here, there = getattr(found, field), getattr(expected, field)
+            here, there = getattr(recorded, field), getattr(expected, field)
             if here != there:
                 yield f"$.exercises[{place}].work.{field}: found {_said(here)}, its journal says {_said(there)}"
     if export.named != noted.named:

@@ -35,7 +35,9 @@ def jitter(case: Case) -> Diagnosis | None:
         usual_s = median(times)
         ratios.setdefault((stage, phase), []).extend(time / usual_s for time in times if usual_s > 0)
         seconds.setdefault((stage, phase), []).extend(times)
-    spreads = {place: quantiles(found, n=10)[-1] for place, found in ratios.items() if len(found) >= _FEWEST_PASSES}
+    spreads = {
+        place: quantiles(of_place, n=10)[-1] for place, of_place in ratios.items() if len(of_place) >= _FEWEST_PASSES
+    }
     if max(spreads.values(), default=0.0) < _LEAST_SPREAD:
         return None
     widest = sorted(spreads, key=lambda place: -spreads[place])
@@ -54,9 +56,12 @@ def jitter(case: Case) -> Diagnosis | None:
     )
 
 
-def of_simulation(found: Diagnosis) -> Diagnosis:
+def of_simulation(diagnosis: Diagnosis) -> Diagnosis:
     """Mark a diagnosis as one of a simulated run, whose advice concerns a plan: nothing can be repaired or resumed."""
-    advice = found.advice if found.fault == "none" else _ADVICE.get(found.fault) or _CHANGE_LAYOUT
+    advice = diagnosis.advice if diagnosis.fault == "none" else _ADVICE.get(diagnosis.fault) or _CHANGE_LAYOUT
     return replace(
-        found, finding=f"simulated run: {found.finding}", advice=advice, also=tuple(map(of_simulation, found.also))
+        diagnosis,
+        finding=f"simulated run: {diagnosis.finding}",
+        advice=advice,
+        also=tuple(map(of_simulation, diagnosis.also)),
     )

@@ -87,10 +87,10 @@ def _play(clock: StepClock, facts: dict[str, Any], num_gpus: int) -> Iterator[Pr
 def shared_groups(facts: Mapping[int, dict[str, Any]]) -> dict[int, dict[int, str]]:
     """Return the groups in which several of these ranks communicate equally often, by rank and index: their names."""
     num_calls: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    for rank, found in facts.items():
-        for row in found["rows"]:
+    for rank, facts_of_rank in facts.items():
+        for row in facts_of_rank["rows"]:
             if row[0] == "collective":
-                num_calls[tuple(found["groups"][row[9]])][rank] += 1
+                num_calls[tuple(facts_of_rank["groups"][row[9]])][rank] += 1
     shared: dict[int, dict[int, str]] = {rank: {} for rank in facts}
     for group, calls in num_calls.items():
         if len(calls) > 1 and len(set(calls.values())) == 1:
@@ -102,9 +102,9 @@ def shared_groups(facts: Mapping[int, dict[str, Any]]) -> dict[int, dict[int, st
 def _members(facts: Mapping[int, dict[str, Any]], shared: dict[int, dict[int, str]]) -> dict[str, set[int]]:
     """Return the ranks of each message and each shared collective."""
     members: dict[str, set[int]] = defaultdict(set)
-    for rank, found in facts.items():
+    for rank, facts_of_rank in facts.items():
         numbers: Counter[str] = Counter()
-        for row in found["rows"]:
+        for row in facts_of_rank["rows"]:
             if row[0] == "messages":
                 for _, _, _, name in row[5]:
                     members[name].add(rank)

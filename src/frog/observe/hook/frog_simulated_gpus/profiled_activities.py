@@ -45,8 +45,8 @@ def _autograd_profile(function: Function) -> Function:
 
 def _supported(function: Function) -> Function:
     def supported_activities() -> set[Any]:
-        found: set[Any] = function()
-        return found if called_by_torch() else {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+        activities: set[Any] = function()
+        return activities if called_by_torch() else {ProfilerActivity.CPU, ProfilerActivity.CUDA}
 
     return supported_activities
 

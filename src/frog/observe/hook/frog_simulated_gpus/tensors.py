@@ -123,8 +123,8 @@ _raw_device_of = torch.Tensor.device.__get__
 def _device_of(tensor: Any) -> torch.device:
     """Return a tensor's real device."""
     with torch._C.DisableTorchFunction():
-        found: torch.device = _raw_device_of(tensor)
-    return found
+        device: torch.device = _raw_device_of(tensor)
+    return device
 
 
 _DEVICE = torch.device
@@ -442,8 +442,8 @@ def _patch_storages() -> None:
         return new
 
     def device(self: Any) -> torch.device:
-        found: torch.device = _storage_device_of(self)
-        return found if found.type != "cpu" or called_by_torch() else device_at(_storage_place(self))
+        real_device: torch.device = _storage_device_of(self)
+        return real_device if real_device.type != "cpu" or called_by_torch() else device_at(_storage_place(self))
 
     replace(kind, "device", property(device))
     replace(kind, "clone", clone)
@@ -531,9 +531,9 @@ def _patch_attributes() -> None:
     """Let a program, but not torch itself, read a tensor's place as its device."""
 
     def device(self: Any) -> torch.device:
-        found: torch.device = _device_of(self)
-        if found.type != "cpu" or called_by_mode() or called_by_torch(but=_SEES_PLACES):
-            return found
+        real_device: torch.device = _device_of(self)
+        if real_device.type != "cpu" or called_by_mode() or called_by_torch(but=_SEES_PLACES):
+            return real_device
         return device_at(place_of(self))
 
     def is_cuda(self: Any) -> bool:
@@ -582,8 +582,8 @@ def _patch_contexts() -> None:
 
     def default_device(function: Function) -> Function:
         def get_default_device() -> torch.device:
-            found: torch.device = function()
-            return device_at(_default_place()) if found.type == "cpu" else found
+            device: torch.device = function()
+            return device_at(_default_place()) if device.type == "cpu" else device
 
         return get_default_device
 

@@ -54,7 +54,7 @@ def bits_and_norms(tensors: list[Any]) -> list[list[Any] | None]:
 
 def _bits_and_norms(tensors: list[Any], with_norms: bool = True) -> list[tuple[int, float] | None]:
     """Return bits and norm of each tensor; None for no tensor. Small ones are taken together: each call has a cost."""
-    found: list[tuple[int, float] | None] = [None] * len(tensors)
+    by_place: list[tuple[int, float] | None] = [None] * len(tensors)
     small: dict[Any, list[tuple[int, Any]]] = {}
     scratch: dict[Any, Any] = {}
     """Memory for a part of a tensor in 64 bits, by device."""
@@ -64,21 +64,21 @@ def _bits_and_norms(tensors: list[Any], with_norms: bool = True) -> list[tuple[i
         flat = _flat(tensor)
         size = flat.numel()
         if size == 0:
-            found[place] = 0, 0.0
+            by_place[place] = 0, 0.0
         elif size <= _SMALL:
             small.setdefault((flat.device, flat.dtype, size.bit_length()), []).append((place, flat))
         else:
             if flat.device not in scratch:
                 scratch[flat.device] = _torch().empty(_most_at_once(flat), dtype=_torch().int64, device=flat.device)
-            found[place] = _of_large(flat, scratch[flat.device], with_norms)
+            by_place[place] = _of_large(flat, scratch[flat.device], with_norms)
     for group in small.values():
         count = max(1, _most_at_once(group[0][1]) // _SMALL)
         for start in range(0, len(group), count):
             places, flats = zip(*group[start : start + count])  # noqa: B905 Python 3.9
             found_here = _of_small(list(flats), with_norms)
             for place, each in zip(places, found_here):  # noqa: B905
-                found[place] = each
-    return found
+                by_place[place] = each
+    return by_place
 
 
 def _of_small(flats: list[Any], with_norms: bool) -> list[tuple[int, float]]:
@@ -150,7 +150,7 @@ def sampled(tensor: Any) -> Any:
 def parts_of(samples: list[Any]) -> list[list[float]]:
     """Return the dot products of four parts of each tensor's sampled elements with the vector, computed on the CPU."""
     torch = _torch()
-    found: dict[int, list[float]] = {}
+    sums_by_place: dict[int, list[float]] = {}
     alike: dict[int, list[tuple[int, Any]]] = {}
     for place, sample in enumerate(samples):
         numbers = sample.detach().cpu()
@@ -159,8 +159,8 @@ def parts_of(samples: list[Any]) -> list[list[float]]:
     for size, group in alike.items():
         products = torch.stack([numbers for _, numbers in group]) * vector(torch.device("cpu"))[0][:size]
         sums = torch.stack([part.sum(dim=1) for part in products.tensor_split(4, dim=1)], dim=1).tolist()
-        found.update(zip([place for place, _ in group], sums))  # noqa: B905
-    return [found[place] for place in range(len(samples))]
+        sums_by_place.update(zip([place for place, _ in group], sums))  # noqa: B905
+    return [sums_by_place[place] for place in range(len(samples))]
 
 
 def rows(value: Any) -> list[int] | None:

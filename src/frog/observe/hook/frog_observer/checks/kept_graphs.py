@@ -135,31 +135,31 @@ class _Search:
         if not isinstance(value, (list, tuple, deque, set, dict)) or depth > _MOST_DEPTH:
             return set()
         if id(value) not in self._known:
-            found: set[int] = set()
-            self._known[id(value)] = found
+            steps: set[int] = set()
+            self._known[id(value)] = steps
             items = list(value.values()) if isinstance(value, dict) else list(value)
             for each in items[:_MOST_ITEMS]:
-                found |= self.steps_of(each, depth + 1)
-                if len(found) >= LEAST_STEPS:
+                steps |= self.steps_of(each, depth + 1)
+                if len(steps) >= LEAST_STEPS:
                     break
         return self._known[id(value)]
 
     def _steps_below(self, root: Any) -> set[int]:
-        found: set[int] = set()
+        steps: set[int] = set()
         nodes, seen = deque([root]), {root}
-        while nodes and len(seen) < _MOST_NODES and self._num_nodes < _MOST_NODES_IN_ALL and len(found) < LEAST_STEPS:
+        while nodes and len(seen) < _MOST_NODES and self._num_nodes < _MOST_NODES_IN_ALL and len(steps) < LEAST_STEPS:
             node = nodes.popleft()
             self._num_nodes += 1
             if node is None:
                 continue
             mark = node.metadata.get(_KEY)
             if mark is not None and mark.step <= self._last:
-                found.add(mark.step)
+                steps.add(mark.step)
             for parent, _ in node.next_functions:
                 if parent not in seen:
                     seen.add(parent)
                     nodes.append(parent)
-        return found
+        return steps
 
     def holders(self, name: str, value: Any, owner: Any = None, depth: int = 0) -> Iterator[tuple[str, Any]]:
         """Yield the name of a variable that reaches graphs of enough steps, or of an attribute, with its object."""
@@ -190,15 +190,15 @@ def _file_of(kind: type) -> str:
 def _find_holder(frame: Any, modules: Iterable[Any], last: int) -> dict[str, Any] | None:
     """Return the name that holds graphs of several steps, and the line that adds to it."""
     search = _Search(last)
-    found: list[tuple[int, dict[str, Any]]] = []
+    holders: list[tuple[int, dict[str, Any]]] = []
     for code, name, value in variables_of(frame):
         for held, owner in search.holders(name, value):
-            found.append(_with_line(held, owner, code))
+            holders.append(_with_line(held, owner, code))
     for module in modules:
         for part in list(module.modules()):
             for held, owner in search.holders("", part):
-                found.append(_with_line(held, owner, None))
-    return min(found, key=lambda each: each[0])[1] if found else None
+                holders.append(_with_line(held, owner, None))
+    return min(holders, key=lambda each: each[0])[1] if holders else None
 
 
 def _with_line(name: str, owner: Any, code: CodeType | None) -> tuple[int, dict[str, Any]]:

@@ -190,15 +190,15 @@ def of_tensors(tensors: list[Any], places: list[Any] | None = None) -> list[dict
 
     places: where each part is in its whole parameter, and the whole's shape.
     """
-    found: list[dict[str, Any] | None] = []
+    records: list[dict[str, Any] | None] = []
     for number, tensor in enumerate(tensors):
         if tensor is None or tensor.is_meta:
-            found.append(None)
+            records.append(None)
             continue
         sums = Sums()
         sums.add(tensor, weighs_first=True, place=None if places is None else places[number])
-        found.append(sums.record())
-    return found
+        records.append(sums.record())
+    return records
 
 
 def _weights_of(root: Any, optimizers: Any) -> list[tuple[Any, Any, Any]]:
