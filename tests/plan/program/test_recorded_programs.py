@@ -331,6 +331,19 @@ def test_zero_1_of_deepspeed_reduces_gradients_and_gathers_parameters_once(tmp_p
     assert 2 * 4 * parameters / 8 <= moments <= 2 * 4 * parameters / 8 + 512 * 4
 
 
+@pytest.mark.slow
+def test_zero_3_of_deepspeed_gathers_what_it_split_and_scatters_gradients_once(tmp_path: Path) -> None:
+    """Its linear layers are functions of autograd. In its second step it also broadcasts a few bytes of checks."""
+    pytest.importorskip("deepspeed")
+    script = PROGRAM.with_name("planned_deepspeed.py")
+    with (tmp_path / "output").open("w+") as output:
+        facts = record_program(Request(str(script), ["3"], clusters()["h100x8"]), output)[0]
+    kinds = Counter(row[2] for row in rows_of(facts, "collective") if row[3] > 200)
+    assert set(kinds) == {"all_gather", "reduce_scatter"}
+    assert kinds["reduce_scatter"] == 1
+    assert flops_of(facts) == 6 * 2 * 64 * (4 * 256 * 256 + 512 * 256)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_attention_is_causal_only_if_its_own_flag_says_so(is_causal: bool) -> None:
     tensor = torch.empty(2, 4, 16, 8, device="meta")

@@ -197,7 +197,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         row = product_row(name, args, outputs, pads=self.pads_products) or attention_row(name, args)
         passed = self.which_pass()
         if row is not None:
-            if passed == "forward" and torch.is_grad_enabled():
+            # The forward pass of a torch.autograd.Function has no gradients on.
+            if passed == "forward" and (torch.is_grad_enabled() or called_by("torch.autograd.function")):
                 self.began = True
                 if self.is_complete:
                     raise Complete

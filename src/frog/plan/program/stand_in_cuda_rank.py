@@ -158,6 +158,7 @@ def stand_in_for_cuda(recorder: Recorder, clock: VirtualClock) -> None:
     """Replace the functions of torch.cuda that programs call."""
     facts = GpuFacts
     default = Stream(number=0)
+    torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[assignment, method-assign]
     Stream.recorder, Stream.current, Event.clock = recorder, default, clock
 
     def allocated(device: Any = None) -> int:

@@ -104,7 +104,7 @@ class Translate(TorchFunctionMode):
             return torch.device("cuda", args[0]) if args and type(args[0]) is int else func(*args, **kwargs)
         if name == "cuda":
             return self._moved(args[0])
-        if name in ("pin_memory", "record_stream"):
+        if name == "pin_memory":
             return args[0]
         to_cpu = name == "cpu" or (name == "to" and any(_is_cpu(value) for value in (*args[1:], *kwargs.values())))
         if to_cpu and isinstance(args[0], FakeTensor) and value_of(args[0]) is not None:
