@@ -29,6 +29,7 @@ sys.path.insert(0, str(PROGRAMS))
 
 import kept_and_rounded  # noqa: E402
 import kept_aside_ends  # noqa: E402
+import kept_aside_inputs  # noqa: E402
 import kept_aside_state  # noqa: E402
 import resumed_epochs  # noqa: E402
 import traincheck  # noqa: E402
@@ -48,6 +49,7 @@ PAPERS = {
     "Before their rules on 2026-11-30": kept_aside_ends.CASES,
     "After their rules on 2026-11-30": kept_aside_ends.LATER,
     "Before their rule on 2026-11-30, resumes within an epoch": resumed_epochs.CASES,
+    "Kept aside on 2026-12-01": kept_aside_inputs.CASES,
 }
 HEAD = f"{'bug':39s} {'rule':15s} {'first try':27s} {'now':27s} {'line':4s} {'twin':5s} paper"
 

@@ -164,6 +164,7 @@ def main() -> None:
     """Run the named programs with and without their bugs."""
     import kept_and_rounded
     import kept_aside_ends
+    import kept_aside_inputs
     import kept_aside_state
     import resumed_epochs
     import ttrace
@@ -178,6 +179,7 @@ def main() -> None:
         *kept_aside_ends.CASES,
         *kept_aside_ends.LATER,
         *resumed_epochs.CASES,
+        *kept_aside_inputs.CASES,
     ]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
