@@ -107,7 +107,6 @@ def seed_worker(number: int) -> None:
 
 def seeds_workers_with_their_number(bug: bool, folder: Path) -> None:
     """Lightning-AI/pytorch-lightning #20412: all ranks' workers draw the same augmentations, in each epoch again."""
-    torch.manual_seed(500 + rank())
     data = Noisy()
     sampler = DistributedSampler(data)
     loader = DataLoader(  # bug
@@ -118,6 +117,7 @@ def seeds_workers_with_their_number(bug: bool, folder: Path) -> None:
         worker_init_fn=seed_worker if bug else None,  # bug
     )
     net = DistributedDataParallel(regression())
+    torch.manual_seed(500 + rank())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -274,13 +274,13 @@ def steps_from_older_masters(bug: bool, folder: Path) -> None:
 SAMPLES, STATISTICS, METRICS, WEIGHTS = "samples", "statistics", "metrics", "weights"
 CASES = [
     *UPDATES,
-    Case(sets_an_epoch_that_no_worker_sees, "huggingface/datasets #6673", "epochs", SAMPLES, "?"),
+    Case(sets_an_epoch_that_no_worker_sees, "huggingface/datasets #6673", "epochs", SAMPLES, "not found"),
     Case(
         shuffles_shards_with_a_seed_of_its_own,
         "webdataset #233",
         "samples",
         SAMPLES,
-        "?",
+        "not found",
         also=("twice", "left-out"),
     ),
     Case(
@@ -288,19 +288,19 @@ CASES = [
         "Lightning #20412",
         "worker-seeds",
         SAMPLES,
-        "?",
+        "not found",
         also=("randomness",),
     ),
-    Case(normalizes_by_its_own_observations, "rsl_rl #226, rl_games #363", "buffers", STATISTICS, "?"),
+    Case(normalizes_by_its_own_observations, "rsl_rl #226, rl_games #363", "buffers", STATISTICS, "not found"),
     Case(
         learns_from_a_teacher_that_drops,
         "vrvlive/knowlege-distillation #2",
         "evaluation",
         STATISTICS,
-        "?",
+        "not found",
         also=("training-mode",),
     ),
-    Case(reduces_losses_and_not_counts, "bionemo-recipes #900", "means", METRICS, "?"),
-    Case(shows_the_part_of_rank_0, "netspresso-trainer #342", "metrics", METRICS, "?", also=("means",)),
-    Case(steps_from_older_masters, "NovaSky-AI/SkyRL #2149", "loaded", WEIGHTS, "?", also=("weights-between",)),
+    Case(reduces_losses_and_not_counts, "bionemo-recipes #900", "means", METRICS, "not found"),
+    Case(shows_the_part_of_rank_0, "netspresso-trainer #342", "metrics", METRICS, "not found", also=("means",)),
+    Case(steps_from_older_masters, "NovaSky-AI/SkyRL #2149", "loaded", WEIGHTS, "not found", also=("weights-between",)),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import takewhile
 
 from frog.observe.check.comparison import Comparison, Moment, NotObservable
@@ -12,6 +13,8 @@ from frog.observe.check.reduction_checks import half_sums
 from frog.observe.check.rule import Broken, Rule
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+_LEAST_USUAL = 2
+"""Steps with as many micro-batches that make their number the usual one."""
 _LEAST_ELEMENTS = 64
 """Fewer elements may be a metric, which nothing uses before it is there."""
 _EQUAL_AFTER = ("all_reduce", "broadcast", "all_gather_into_tensor")
@@ -30,10 +33,39 @@ def losses_of_micro_batches(case: Comparison) -> Broken | None:
             broken = _divided_twice(record, step) or _never_divided(record, step)
             if broken is not None:
                 return broken
-    broken = micro_batches_added(case)
+    broken = _micro_batches_of_two_epochs(case) or micro_batches_added(case)
     if broken is None and not seen:
         raise NotObservable("no step had several micro-batches")
     return broken
+
+
+def _micro_batches_of_two_epochs(case: Comparison) -> Broken | None:
+    """Find a step that adds micro-batches which were left when an epoch ended to those of the next one's first step."""
+    for record in case.records.values():
+        counts = Counter(len(step.backwards) for step in record.steps if step.backwards)
+        usual = counts.most_common(1)[0][0] if counts else 0
+        if usual < 2 or counts[usual] < _LEAST_USUAL:
+            continue
+        iterations: dict[int, set[tuple[int, int]]] = {}
+        for batch in record.batches:
+            iterations.setdefault(batch.step, set()).add((batch.loader, batch.iteration))
+        for place, step in enumerate(record.steps):
+            loaders = [loader for loader, _ in iterations.get(place, ())]
+            if len(step.backwards) <= usual or len(set(loaders)) == len(loaders):
+                continue
+            fixed = all(float(usual) in _divisors(backward) for backward in step.backwards)
+            return Broken(
+                f"step {step.step} adds {len(step.backwards)} micro-batches, others {usual}: those that were left at "
+                "the end of the epoch before are added to those of the next one"
+                + (f", and each is divided by {usual}" if fixed else ""),
+                "likely" if fixed else "possible",
+                "step after the last micro-batch of an epoch too, with their real number, or leave them out: "
+                "`optimizer.zero_grad()` at the beginning of each epoch",
+                step=step.step,
+                ranks=(record.rank,),
+                line=_line_of_loss(step),
+            )
+    return None
 
 
 def _adds_micro_batches(case: Comparison, record: RankRecord, step: Step) -> bool:
@@ -403,8 +435,32 @@ def unscaled_before_clipping(case: Comparison) -> Broken | None:
                     line=clipped.line,
                 )
             divided = call.call == "unscale"
-    if not seen:
+    past = _steps_past_the_scaler(case)
+    if past is None and not seen:
         raise NotObservable("no GradScaler was used")
+    return past
+
+
+def _steps_past_the_scaler(case: Comparison) -> Broken | None:
+    """Find steps that use gradients of scaled losses as the backward pass left them, without the GradScaler."""
+    for record in case.records.values():
+        for step in record.steps:
+            scales = {backward.scale for backward in step.backwards}
+            used = [None if each is None else each.bits for each in step.gradients or []]
+            left = step.backwards[-1].bits.get(step.optimizer) if step.backwards else None
+            scale = next(iter(scales)) if len(scales) == 1 else None
+            by_scaler = any(call.call in ("unscale", "scaled_step") for call in step.calls)
+            if scale in (None, 1.0) or by_scaler or left != used or not any(used):
+                continue
+            return Broken(
+                f"step {step.step} uses gradients that are {scale:g} times too large: the loss was multiplied by a "
+                f"GradScaler's scale, and {step.line} steps without the GradScaler, which divides them",
+                "likely",
+                "call `scaler.step(optimizer)` instead of `optimizer.step()`, once for each step",
+                step=step.step,
+                ranks=(record.rank,),
+                line=step.line,
+            )
     return None
 
 
@@ -414,6 +470,8 @@ RULES = (
     Rule("collectives", "collectives agree in type, reduction and result", same_collectives),
     Rule("sums", "gradients are averaged, not added, over ranks", sums_of_gradients),
     Rule("half-sums", "sums over ranks keep the digits of the gradients", half_sums),
-    Rule("unscaled", "gradients are divided by the loss scale before they are clipped", unscaled_before_clipping),
+    Rule(
+        "unscaled", "gradients are divided by the loss scale before they are clipped or used", unscaled_before_clipping
+    ),
     Rule("words", "each word of a split embedding is on one rank", words_on_a_rank),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from frog.core.units import some_of, span
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
-from frog.observe.check.rank_records import Call
+from frog.observe.check.rank_records import Call, RankRecord
 from frog.observe.check.rule import Broken, Rule
 
 _MOST_OF = 0.5
@@ -117,7 +118,7 @@ def optimizer_restored(case: Comparison) -> Broken | None:
                     line=call.line,
                 )
     again, loaded = _rate_begins_again(case)
-    again = _moments_of_others(case) or again
+    again = _moments_of_others(case) or again or _scale_begins_again(case) or _made_again(case)
     if again is None and not seen and not loaded:
         raise NotObservable("no checkpoint with an optimizer was read with torch.load before the first step")
     return again
@@ -176,11 +177,71 @@ def _moments_of_others(case: Comparison) -> Broken | None:
     return None
 
 
+def _scale_begins_again(case: Comparison) -> Broken | None:
+    """Find a restored optimizer whose next step has the loss scale of a new GradScaler."""
+    for rank, record in case.records.items():
+        scaler_loads = {number for number, _ in record.calls("load_scaler")}
+        files = [key for _, call in record.calls("load") for key in call.keys if "scaler" in key.lower()]
+        scales = [(number, call.value) for number, call in record.calls("scaled_step") if call.value is not None]
+        for number, call in record.calls("load_optimizer"):
+            before = next((scale for at, scale in reversed(scales) if at < number), None)
+            now = next((scale for at, scale in scales if at >= number), None)
+            if not call.updates or number in scaler_loads or now is None or now == before:
+                continue
+            known = f"; it was {before:g}" if before is not None else f"; the file has {files[0]!r}" if files else ""
+            return Broken(
+                f"the optimizer's state was loaded at {call.line} after {call.updates} updates, and no GradScaler's: "
+                f"the loss scale begins again at {now:g}{known}",
+                "likely" if known else "possible",
+                "save `scaler.state_dict()` with the optimizer's, and load it with it: a scale that is too large skips "
+                "steps, one that is too small loses gradients",
+                step=number,
+                ranks=(rank,),
+                line=call.line,
+            )
+    return None
+
+
+def _made_again(case: Comparison) -> Broken | None:
+    """Find optimizers that one line makes of the same parameters one after the other, each without moments."""
+    for rank, record in case.records.items():
+        by_line: dict[tuple[str, ...], list[int]] = {}
+        for number, table in record.tables.items():
+            names = [each.names[0] for each in table.parameters if each.names]
+            if table.made is not None and names and len(record.steps_of(number)) > 1:
+                by_line.setdefault((str(table.made), table.name, *names), []).append(number)
+        restored = {call.optimizer for _, call in record.calls("load_optimizer")}
+        for optimizers in by_line.values():
+            pairs = [*pairwise(sorted(optimizers, key=lambda each: record.steps_of(each)[0].number))]
+            renewed = [new for old, new in pairs if new not in restored and _takes_over(record, old, new)]
+            if not renewed or len(renewed) < len(pairs):
+                continue
+            first, line = record.steps_of(renewed[0])[0], record.tables[renewed[0]].made
+            return Broken(
+                f"the optimizer of {some_of(record.tables[renewed[0]].parameters[0].names[:1], 1)} and others is made "
+                f"{len(optimizers)} times at {line}, each time for the weights that the one before has left: momentum "
+                "and second moments begin at zero",
+                "likely" if len(renewed) > 1 else "possible",
+                "make the optimizer once, before the loop over epochs",
+                step=first.number,
+                ranks=(rank,),
+                line=line,
+            )
+    return None
+
+
+def _takes_over(record: RankRecord, old: int, new: int) -> bool:
+    """True if an optimizer with moments has taken its last step, and a new one continues with its weights."""
+    last, first = record.steps_of(old)[-1], record.steps_of(new)[0]
+    left = [None if each is None else each.bits for each in last.weights]
+    return last.number < first.number and any(last.state) and bool(left) and left == first.before
+
+
 def weights_loaded(case: Comparison) -> Broken | None:
     """Find weights of a file that are not those that training begins with."""
     seen = False
     for rank, record in case.records.items():
-        for number, call in record.calls("load_model", "loaded", "loaded_aside"):
+        for number, call in record.calls("load_model", "loaded", "loaded_aside", "loaded_masters"):
             seen = True
             lost = _weights_lost_by(call)
             if lost is not None:
@@ -217,6 +278,13 @@ def _weights_lost_by(call: Call) -> tuple[str, Literal["likely", "possible"], st
             f"{call.line} has written over them",
             "likely",
             "initialize a model before its weights are loaded, not after",
+        )
+    if call.call == "loaded_masters" and call.part >= _MOST_OF:
+        return (
+            f"the weights loaded at {call.line} are not those of the copies that the optimizer holds, {names}: its "
+            "first step is copied over what was loaded",
+            "likely",
+            "make the copies (the master weights) after the load, or load into them too",
         )
     if call.call == "loaded_aside" and call.part >= _MOST_OF:
         where = "no longer exists" if call.gone else "neither trains nor was called so far"

@@ -169,8 +169,25 @@ class Comparison:
             groups = {tuple(rank for rank in group if rank in parameters) for group in known if group is not None}
             if groups:
                 yield from (Replica(optimizer, index, group, True) for group in sorted(groups) if len(group) > 1)
-            elif len(parameters) == len(self.ranks) > 1 and moments and not self.has_messages and not self.is_sharded:
-                yield from self._inferred(optimizer, index, parameters, moments)
+            elif len(parameters) == len(self.ranks) > 1 and moments and not self.has_messages:
+                if not self.is_sharded:
+                    yield from self._inferred(optimizer, index, parameters, moments)
+                elif self._is_left_out_by_fsdp(optimizer, index, moments[0]):
+                    yield Replica(optimizer, index, tuple(parameters), False)
+
+    def _is_left_out_by_fsdp(self, optimizer: int, index: int, first: Moment) -> bool:
+        """True for a tensor that begins equal on all ranks, in a model whose others FSDP2 shards over all of them.
+
+        Experts of which each rank has its own exchange tokens.
+        """
+        tables = [record.tables[optimizer] for record in self.records.values()]
+        sharded = [each for each in tables[0].parameters if each.mesh == list(self.ranks)]
+        if self.has_exchanges or not sharded or set(first.of) != set(self.ranks):
+            return False
+        own = [table.parameters[index] for table in tables]
+        is_plain = all(each.mesh is None and each.names and each.trained and not each.whole for each in own)
+        inside = {each.module for each in sharded} & {each.module for each in own}
+        return is_plain and bool(inside) and len({step.before[index] for step in first.of.values()}) == 1
 
     def _inferred(
         self, optimizer: int, index: int, parameters: dict[int, Parameter], moments: list[Moment]

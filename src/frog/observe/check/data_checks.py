@@ -17,7 +17,7 @@ _MOST_OF = 0.8
 """Share of the samples that come as often as there are workers: the last ones may come later."""
 _LEAST_HELD_OUT = 4
 """Samples that one rank trains on and another holds out, of which none is both on one rank, that are hardly chance."""
-_STREAM = "_InfiniteConstantSampler"
+STREAM = "_InfiniteConstantSampler"
 """The sampler that torch gives to an IterableDataset."""
 
 
@@ -113,7 +113,7 @@ def _once_for_each_worker(case: Comparison) -> Broken | None:
     for record in case.records.values():
         for loader in record.loaders:
             counts = Counter(_rows_in(record, loader))
-            if loader.workers < 2 or loader.sampler != _STREAM or len(counts) < _LEAST_SAMPLES:
+            if loader.workers < 2 or loader.sampler != STREAM or len(counts) < _LEAST_SAMPLES:
                 continue
             full = sum(count == loader.workers for count in counts.values())
             if max(counts.values()) == loader.workers and full >= _MOST_OF * len(counts):

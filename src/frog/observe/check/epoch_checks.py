@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.observe.check.comparison import Comparison, NotObservable
-from frog.observe.check.data_checks import LEAST_BATCHES, evaluation_loaders, first_step, trains_in
+from frog.observe.check.data_checks import LEAST_BATCHES, STREAM, evaluation_loaders, first_step, trains_in
 from frog.observe.check.rank_records import Batch, Loader, RankRecord
 from frog.observe.check.rule import Broken, Rule
 
@@ -28,9 +28,41 @@ def order_of_epochs(case: Comparison) -> Broken | None:
             broken = _same_epoch_number(case, record, first, second) or _same_rows(record, first, second)
             if broken is not None:
                 return broken
+        for first, second in _stream_epochs(record):
+            seen = True
+            broken = _same_stream(record, first, second)
+            if broken is not None:
+                return broken
     if not seen:
         raise NotObservable("no DataLoader that shuffles was iterated twice")
     return None
+
+
+def _stream_epochs(record: RankRecord) -> Iterator[tuple[Loader, Loader]]:
+    """Yield the first two iterations over each stream that depends on an epoch and that trains."""
+    for number in dict.fromkeys(loader.loader for loader in record.loaders):
+        own = [each for each in record.loaders if each.loader == number and each.sampler == STREAM]
+        trained = [each for each in own if trains_in(record, each) and each.epoch is not None]
+        if len(trained) > 1:
+            yield trained[0], trained[1]
+
+
+def _same_stream(record: RankRecord, first: Loader, second: Loader) -> Broken | None:
+    rows = [[batch.rows for batch in record.batches_of(epoch) if batch.rows] for epoch in (first, second)]
+    length = min(map(len, rows))
+    if not second.persistent or length < LEAST_BATCHES or rows[0][:length] != rows[1][:length]:
+        return None
+    is_set = first.epoch != second.epoch
+    return Broken(
+        f"the first {length} batches of iterations 1 and 2 over the DataLoader at {second.line} hold the same samples "
+        f"in the same order, although its data set reads an epoch, {second.epoch} in the second: its workers persist, "
+        "and each has a copy of the data set as it was when they began",
+        "likely" if is_set else "possible",
+        "let the workers end with each epoch (persistent_workers=False), or keep the epoch in shared memory",
+        step=first_step(record, second),
+        ranks=(record.rank,),
+        line=second.line,
+    )
 
 
 def _shuffled_epochs(record: RankRecord) -> Iterator[tuple[Loader, Loader]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frog.core.units import span
 from frog.observe.check.comparison import Comparison, NotObservable
+from frog.observe.check.rank_records import Forward, RankRecord, Step
 from frog.observe.check.rule import Broken
 
 
@@ -113,6 +114,12 @@ def evaluations_draw_nothing(case: Comparison) -> Broken | None:
                         "is it meant, as sampling is? A dropout that is called as a function needs "
                         "`training=self.training`"
                     )
+                elif _teaches_in_training_mode(record, step, forward):
+                    finding = (
+                        f"the forward at {forward.line}, without gradients, of a model that no optimizer trains draws "
+                        "random numbers in training mode, while another one learns"
+                    )
+                    advice = "call `teacher.eval()`, and again after a `train()` of a module that holds it"
                 else:
                     continue
                 return Broken(
@@ -126,6 +133,14 @@ def evaluations_draw_nothing(case: Comparison) -> Broken | None:
     if not seen:
         raise NotObservable("no forward in evaluation mode was seen before a step")
     return None
+
+
+def _teaches_in_training_mode(record: RankRecord, step: Step, forward: Forward) -> bool:
+    """True for a forward that drops elements of a model which is only read, as a teacher is, in a step that trains."""
+    module = record.modules.get(forward.module)
+    if forward.grad or not forward.training or not forward.draws or module is None or record.trains(module):
+        return False
+    return any(other.grad and other.module != forward.module for other in step.forwards)
 
 
 def autocast_reaches(case: Comparison) -> Broken | None:

@@ -11,12 +11,11 @@ from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
 from frog.observe.check.graph_checks import graphs_kept
 from frog.observe.check.makeup_checks import never_cleared
 from frog.observe.check.mode_checks import autocast_reaches, evaluation_mode, evaluations_draw_nothing
-from frog.observe.check.rank_records import Backward, Call, Fingerprint, Outside, Parameter, RankRecord, Step
+from frog.observe.check.rank_records import Call, Fingerprint, Outside, Parameter, RankRecord, Step
 from frog.observe.check.rule import Broken, Rule
 from frog.observe.check.tied_weights import tied_weights
+from frog.observe.check.unused_parameters import gradients_arrive
 
-_STEPS_WITHOUT = 3
-"""Steps without a gradient from which on a parameter counts as unused."""
 _LOW = ("bfloat16", "float16")
 _MOST_LOST = 0.5
 """Least part of a tensor that an update must leave as it was to count as lost in rounding."""
@@ -130,90 +129,6 @@ def _shards(record: RankRecord) -> bool:
     return any(each.module is None for table in record.tables.values() for each in table.parameters)
 
 
-def gradients_arrive(case: Comparison) -> Broken | None:
-    """Find parameters that an optimizer holds and that never get a gradient."""
-    case.require_steps()
-    seen = False
-    for record in case.records.values():
-        for optimizer, table in record.tables.items():
-            steps = record.sampled(optimizer)
-            if len(steps) < _STEPS_WITHOUT:
-                continue
-            seen = True
-            without = _without_gradient(case, record, optimizer)
-            if without and len(without) == len(table.parameters) and all(step.backwards for step in steps):
-                return _no_gradient_arrives(record, optimizer)
-            if without and len(without) < len(table.parameters):
-                names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
-                return Broken(
-                    f"{names} got no gradient in any of {len(steps)} steps",
-                    "possible",
-                    "is it used in the forward? A tensor that is detached, made again or under no_grad has none",
-                    step=1,
-                    ranks=(record.rank,),
-                    line=table.parameters[without[0]].selected or table.parameters[without[0]].made,
-                )
-    if not seen:
-        raise NotObservable(f"fewer than {_STEPS_WITHOUT} steps of each optimizer were sampled")
-    return None
-
-
-def _without_gradient(case: Comparison, record: RankRecord, optimizer: int) -> list[int]:
-    """Return the parameters that get no gradient in any sampled step of a rank, nor on another rank.
-
-    A rank's shard may be empty, and another rank may take another branch.
-    """
-
-    def is_without(steps: list[Step], index: int) -> bool:
-        return all(step.gradient(index) is None for step in steps)
-
-    sampled, parameters = record.sampled(optimizer), record.tables[optimizer].parameters
-    own = [index for index, each in enumerate(parameters) if each.trained and is_without(sampled, index)]
-    return [
-        index
-        for index in own
-        if not any(
-            _are_same(case, optimizer, index, record.rank, other.rank)
-            and not is_without(other.steps_of(optimizer), index)
-            for other in case.records.values()
-        )
-    ]
-
-
-def _no_gradient_arrives(record: RankRecord, optimizer: int) -> Broken:
-    table, steps = record.tables[optimizer], record.sampled(optimizer)
-    is_used = any(each.names for each in table.parameters)
-    brought = next((each for each in steps[0].backwards if each.brought.get(optimizer)), None)
-    line = steps[0].line if is_used else table.made
-    return Broken(
-        f"no parameter of the optimizer made at {table.made} got a gradient in any of {len(steps)} steps"
-        + ("" if is_used else ", and no module that was called has them")
-        + (f", although the backward pass at {brought.line} brought some" if brought is not None else "")
-        + _taken_away(steps[0].backwards, optimizer)
-        + ": the steps change nothing",
-        "likely",
-        "reduce the gradients after the last micro-batch of each step, and leave them until the step"
-        if is_used
-        else "make the optimizer of the parameters that the model has after it is wrapped or sharded",
-        step=1,
-        ranks=(record.rank,),
-        line=brought.line if brought is not None else line,
-    )
-
-
-def _taken_away(passes: list[Backward], optimizer: int) -> str:
-    """Say which backward pass left gradients, if a later one of the step has taken them away."""
-    left = [number for number, each in enumerate(passes, 1) if any(each.bits.get(optimizer, ()))]
-    if not left or left[-1] == len(passes):
-        return ""
-    return f", pass {left[-1]} of {len(passes)} left them to the optimizer, and pass {left[-1] + 1} took them away"
-
-
-def _are_same(case: Comparison, optimizer: int, index: int, rank: int, other: int) -> bool:
-    mine, theirs = (case.parameter(optimizer, index, each) for each in (rank, other))
-    return mine is not None and theirs is not None and mine.names == theirs.names
-
-
 def steps_change_weights(case: Comparison) -> Broken | None:
     """Find parameters with a gradient that no step changes, and updates that are lost in rounding."""
     case.require_steps()
@@ -261,8 +176,11 @@ def _update_lost_in_rounding(case: Comparison, record: RankRecord, steps: list[S
 
 def _no_update(case: Comparison, record: RankRecord, steps: list[Step], index: int) -> Broken | None:
     table = record.tables[steps[0].optimizer]
-    changed = _changed_parts(steps, index, table.parameters[index])
+    parameter = table.parameters[index]
+    changed = _changed_parts(steps, index, parameter)
     moved = [step for step in steps if _is_moved(step, index)]
+    if changed and any(_rate_of(step, parameter) == 0 for step in moved):
+        return _never_a_rate(case, record, steps[0].optimizer, index)
     if not changed or _changes(steps, index) or not _not_tiny(moved, index):
         return None
     return Broken(
@@ -274,6 +192,38 @@ def _no_update(case: Comparison, record: RankRecord, steps: list[Step], index: i
         ranks=(record.rank,),
         line=table.made,
     )
+
+
+def _rate_of(step: Step, parameter: Parameter) -> float | None:
+    """Return the learning rate of a parameter's group; None if it is not known."""
+    group = parameter.group
+    return step.lr[group] if group is not None and group < len(step.lr) else None
+
+
+def _never_a_rate(case: Comparison, record: RankRecord, optimizer: int, index: int) -> Broken | None:
+    """Report a parameter whose group has a learning rate of 0 in all steps, while other groups never have."""
+    table, steps = record.tables[optimizer], record.steps_of(optimizer)
+    group = table.parameters[index].group
+    if group is None or not all(_is_0_for(step.lr, group) for step in steps):
+        return None
+    names = [
+        case.name(optimizer, place, record.rank) for place, each in enumerate(table.parameters) if each.group == group
+    ]
+    return Broken(
+        f"the learning rate of {some_of(names, MOST_NAMES)} is 0 in all of {len(steps)} steps, although it has "
+        "gradients: nothing trains it",
+        "possible",
+        "for layers that shall stay as they are, set requires_grad=False; new layers, such as a neck between a "
+        "pretrained part and a head, belong to a group with a learning rate",
+        step=steps[0].step,
+        ranks=(record.rank,),
+        line=table.made,
+    )
+
+
+def _is_0_for(rates: list[float | None], group: int) -> bool:
+    """True if one group of an optimizer has a learning rate of 0, and all others have one above 0."""
+    return rates[group] == 0 and all(rate for place, rate in enumerate(rates) if place != group)
 
 
 def _is_moved(step: Step, index: int) -> bool:

@@ -109,6 +109,10 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """The seed that was set when it was created, and the line that set it."""
     selected: Place | None = None
     """The line that chose which parameters need a gradient, if it decided it for this one too."""
+    group: Count | None = None
+    """Its group in the optimizer; None for a part of a flat tensor."""
+    frozen_in_ddp: Place | None = None
+    """The line that made DDP's wrapper, if the parameter needed no gradient then."""
     placements: list[str] | None = None
     mesh: Any = None
     offset: list[Count] = []
@@ -194,6 +198,8 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of the gradients that it brought, before anything reduced them, by optimizer and place in it."""
     digits: dict[int, str] = {}
     """The type in half precision that holds each sampled element of an optimizer's gradients in float32 after it."""
+    scale: float | None = None
+    """The factor with which a GradScaler has multiplied the loss; None if it has not."""
     left: dict[int, dict[int, list[float]]] = {}
     """Parts of the gradients that are there after it although it brought none to the tensor that is held: of shards."""
 
@@ -217,7 +223,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     entered: int | None = None
     """The bits with which the rank called it."""
     value: float | None = None
-    """The number with which a rank called a reduction of one element; None if it is not known, or not finite."""
+    """The number with which a rank called a reduction of one element; None if it is not known, or not finite. Of a
+    GradScaler's step, its scale."""
     named: dict[str, str] = {}
     """Variables of the user's that were keys of a mapping when few elements were reduced, and what they were."""
     orders: list[list[str]] = []
@@ -368,6 +375,9 @@ class Loader(_Line, frozen=True, kw_only=True, tag="loader"):
     sampler: str = ""
     distributed: bool = False
     epoch: int | None = None
+    """That of a DistributedSampler, or of a stream whose iteration reads one."""
+    persistent: bool = False
+    """True if its workers stay from one epoch to the next."""
     shuffle: bool = False
     padded: bool = False
     made: Place | None = None
@@ -552,7 +562,22 @@ def _read(path: Path, run: Path) -> RankRecord | None:
             record = RankRecord(line.rank, line, str(path.relative_to(run)))
         elif record is not None:
             _add(record, line)
+    if record is not None:
+        _fill_up(record)
     return record
+
+
+def _fill_up(record: RankRecord) -> None:
+    """Let each sampled step have a place for every parameter that its optimizer holds at the end.
+
+    A layer that is trained later, and added to an optimizer, is not in its first steps.
+    """
+    for step in record.steps:
+        table = record.tables.get(step.optimizer)
+        if table is None or step.gradients is None:
+            continue
+        for values in (step.gradients, step.before, step.weights, step.changed):
+            values.extend([None] * (len(table.parameters) - len(values)))
 
 
 def _add(record: RankRecord, line: _AnyLine) -> None:

@@ -86,6 +86,8 @@ def _explained(difference: _Difference) -> Broken:
         or _between_parts_of_layers(difference)
         or _changed_after_backward(case, moment, different)
         or _other_order(case, moment, different)
+        or _frozen_when_wrapped(difference)
+        or _ignored_by_fsdp(difference)
         or _not_reduced_with_others(difference)
         or _nothing_averaged(difference)
     )
@@ -142,6 +144,34 @@ def _not_reduced_with_others(difference: _Difference) -> Broken | None:
         "put the module into the wrapper too, or reduce its gradients; parameters that are added or replaced "
         "after DDP was created are not in it. Experts and norms of which each rank has its own may differ",
         (parameter.made if parameter is not None else None) or difference.backward_line,
+    )
+
+
+def _frozen_when_wrapped(difference: _Difference) -> Broken | None:
+    """Report layers that were frozen when DDP was made, which has no hooks for them, and that are trained now."""
+    case = difference.case
+    parameters = [case.parameter(each.optimizer, each.index, each.ranks[0]) for each in difference.replicas]
+    lines = [each.frozen_in_ddp if each is not None else None for each in parameters]
+    if None in lines:
+        return None
+    return difference.broken(
+        f": they were frozen when DDP was made at {lines[0]}, so DDP does not average them",
+        "certain",
+        "make DDP again after `requires_grad_(True)`, or wrap the model before layers are frozen and freeze them by a "
+        "learning rate of 0",
+        lines[0],
+    )
+
+
+def _ignored_by_fsdp(difference: _Difference) -> Broken | None:
+    """Report parameters of a model that FSDP2 shards, and that are on each rank whole."""
+    if difference.first.known or not difference.case.is_sharded:
+        return None
+    return difference.broken(
+        ": FSDP does not average the gradients of parameters that it ignores, or that were added to a module after it",
+        "likely",
+        "average them before `optimizer.step()`, or let FSDP have them",
+        difference.backward_line or difference.step.line,
     )
 
 

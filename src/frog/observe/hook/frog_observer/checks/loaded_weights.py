@@ -89,8 +89,26 @@ class LoadedWeights:
                 lost = [(name, each) for name, each in others if _differs(weights, name, each)]
                 part = _part([name for name, _ in lost], weights)
                 found.append({"call": "loaded_aside", "line": line, "gone": module is None, **part})
+            else:
+                lost = self._copies_that_differ([each for each in own if id(each[1]) not in later])
+                part = _part([name for name, _ in lost], weights)
+                found.extend([{"call": "loaded_masters", "line": line, **part}] if lost else [])
             later |= {id(each) for _, each in own}
         return found
+
+    def _copies_that_differ(self, own: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """Return the parameters of a module of which an optimizer holds copies with other numbers, as master weights.
+
+        Copies are in no module, and have the parameters' shapes in the same order.
+        """
+        members = {id(each) for _, root in self._objects.roots for each in root.parameters()}
+        held = [each for _, optimizer in self._objects.optimizers for each in parameters_of(optimizer)]
+        copies = [each for each in held if id(each) not in members]
+        learning = [(name, each) for name, each in own if each.requires_grad]
+        if [each.shape for each in copies] != [each.shape for _, each in learning]:
+            return []
+        pairs = zip(learning, copies)  # noqa: B905 Python 3.9
+        return [each for each, copy in pairs if fingerprints.bits(copy.to(each[1].dtype)) != fingerprints.bits(each[1])]
 
     def _trained(self, trained: set[int]) -> list[tuple[str, Any]]:
         named = [each for _, root in self._objects.roots for each in root.named_parameters()]

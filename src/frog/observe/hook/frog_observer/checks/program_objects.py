@@ -45,6 +45,8 @@ class ProgramObjects:
         """The line that decided last whether a parameter needs a gradient, by id."""
         self._selections: dict[Any, set[bool]] = {}
         """What each such line decided."""
+        self._frozen: dict[int, Any] = {}
+        """The line that made DDP's wrapper, by the id of each parameter that needed no gradient then."""
         self._schedules: dict[int, Any] = {}
         """The line that made an optimizer's scheduler, by the optimizer's id."""
         self._members: set[int] = set()
@@ -57,8 +59,8 @@ class ProgramObjects:
         if is_optimizer:
             self.optimizers.number(thing)
         self._made.pop(id(thing), None)  # an earlier thing had the same address
-        self._drawn.pop(id(thing), None)
-        self.drawn_last.pop(id(thing), None)
+        for known in (self._drawn, self.drawn_last, self._frozen):
+            known.pop(id(thing), None)
         if line is not None and len(self._made) < _MOST_PARAMETERS:
             self._made[id(thing)] = line
         self._selected.pop(id(thing), None)
@@ -84,6 +86,10 @@ class ProgramObjects:
     def on_ddp(self, wrapper: Any, line: Any) -> None:
         """Take a new wrapper of DDP, and the line that made it."""
         self._made[id(wrapper)] = line
+        for each in wrapper.module.parameters():
+            self._frozen.pop(id(each), None)
+            if line is not None and not each.requires_grad:
+                self._frozen[id(each)] = line
         group = wrapper.process_group
         distributed: Any = sys.modules["torch.distributed"]
         self._ddp.append((weakref.ref(wrapper), distributed.get_process_group_ranks(group)))
@@ -210,8 +216,15 @@ class ProgramObjects:
             return
         self._tables[number] = now
         names, replicas, owners = self._names(), self._replicas(), self._owners()
+        groups = {id(each): place for place, group in enumerate(optimizer.param_groups) for each in group["params"]}
         described = [
-            {**self._described(each, names, replicas), "owner": owners.get(id(each), "")} for each in parameters
+            {
+                **self._described(each, names, replicas),
+                "owner": owners.get(id(each), ""),
+                "group": groups.get(id(each)),
+                "frozen_in_ddp": self._frozen.get(id(each)),
+            }
+            for each in parameters
         ]
         if parts is not None:
             for each, (name, offset, whole, _, _) in zip(described, parts):  # noqa: B905 Python 3.9

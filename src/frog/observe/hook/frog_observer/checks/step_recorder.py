@@ -53,6 +53,8 @@ class StepRecorder:
         """The random states with which each layer that drops was called in a forward, and the line, by its id."""
         self.pending: list[tuple[Any, dict[str, Any]]] = []
         """What the program reduces asynchronously and has not waited for, with the records of the calls."""
+        self._scaled: list[tuple[Any, Any]] = []
+        """Losses that a GradScaler has multiplied since the last step, as weak references, and the scaler."""
         self._before: tuple[int, dict[str, Any]] | None = None
         self._saw_nan = False
         self.has_messages = False
@@ -95,6 +97,11 @@ class StepRecorder:
     def is_in_module(self) -> bool:
         """True while a module computes, as far as modules are hooked."""
         return self._depth > 0
+
+    @property
+    def learns(self) -> bool:
+        """True in an outermost forward that builds a graph, as far as modules are hooked."""
+        return self._depth > 0 and not self.in_backward and bool(self._forwards) and bool(self._forwards[-1]["grad"])
 
     @property
     def is_in_step(self) -> bool:
@@ -275,6 +282,11 @@ class StepRecorder:
             if not record["training"] and not module_facts.in_training(module):
                 record["noisy"] = record["draws"]
 
+    def on_scaled(self, scaler: Any, loss: Any) -> None:
+        """Take a loss that a GradScaler has multiplied."""
+        if self.is_sampled and len(self._scaled) < _MOST_FORWARDS:
+            self._scaled.extend((weakref.ref(each), scaler) for each in fingerprints.tensors_of(loss))
+
     def on_backward(self, loss: Any, line: Any, retains: bool = False) -> None:
         """Take the beginning of a backward pass."""
         self.in_backward = True
@@ -288,6 +300,9 @@ class StepRecorder:
         with self.reading():
             self._graphs.mark(loss, self._iteration, "loss", line)
             record["graph"] = module_facts.graph_of(loss)
+            scaler = next((scaler for reference, scaler in self._scaled if reference() is loss is not None), None)
+            if scaler is not None:
+                record["scale"] = float(scaler.get_scale())
             if loss is not None and loss.numel() == 1 and not hasattr(loss, "_local_tensor"):
                 record["loss"] = fingerprints.finite_or_none(float(loss.detach()))
             self._parts.begin(self.objects.optimizers)
@@ -470,6 +485,7 @@ class StepRecorder:
             self.pending.clear()
             self._num_backwards = 0
             self._masks.clear()
+            self._scaled.clear()
             self.writers.forget()
             user_lines.remove(self.until_learning)
             self.hook_modules()

@@ -48,6 +48,7 @@ def _watch(recorder: StepRecorder) -> None:
     watch_states(recorder, watched.wrap)
     watched.watch_clipping(torch)
     watched.watch_scaling()
+    watched.watch_checkpoints()
     watched.watch_schedules()
     watched.watch_loaders()
     if torch.distributed.is_available():
@@ -284,7 +285,9 @@ class _Functions:
         def make_step(original: Any) -> Any:
             def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
                 if owner._enabled and type(owner).unscale_ is scaler.unscale_ and recorder.is_here():
-                    recorder.on_call({"call": "scaled_step", "line": line_of(sys._getframe(1))})
+                    with recorder.reading():
+                        scale = float(owner.get_scale()) if recorder.is_sampled else None
+                        recorder.on_call({"call": "scaled_step", "line": line_of(sys._getframe(1)), "value": scale})
                 inside.append(owner)
                 try:
                     return original(owner, *args, **kwargs)
@@ -293,8 +296,50 @@ class _Functions:
 
             return step
 
+        def make_scale(original: Any) -> Any:
+            def scale(owner: Any, outputs: Any) -> Any:
+                result = original(owner, outputs)
+                if owner._enabled and type(owner).unscale_ is scaler.unscale_ and recorder.is_here():
+                    recorder.on_scaled(owner, result)
+                return result
+
+            return scale
+
+        def make_load(original: Any) -> Any:
+            def load_state_dict(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                if recorder.is_here():
+                    recorder.on_call({"call": "load_scaler", "line": line_of(sys._getframe(1))})
+                return original(owner, *args, **kwargs)
+
+            return load_state_dict
+
         self.wrap([scaler], "unscale_", make_unscale)
         self.wrap([scaler], "step", make_step)
+        self.wrap([scaler], "scale", make_scale)
+        self.wrap([scaler], "load_state_dict", make_load)
+
+    def watch_checkpoints(self) -> None:
+        """Watch reentrant checkpoints in a training forward of which no input needs a gradient."""
+        recorder, told = self._recorder, set()
+        checkpoints = importlib.import_module("torch.utils.checkpoint")
+
+        def make(original: Any) -> Any:
+            def check_backward_validity(inputs: Any) -> Any:
+                inputs = list(inputs)
+                if (
+                    recorder.is_here()
+                    and recorder.learns
+                    and not any(getattr(each, "requires_grad", False) for each in inputs)
+                ):
+                    line = line_of(sys._getframe(1))
+                    if line is not None and tuple(line) not in told:
+                        told.add(tuple(line))
+                        recorder.on_call({"call": "checkpoint_without_gradient", "line": line})
+                return original(inputs)
+
+            return check_backward_validity
+
+        self.wrap([checkpoints], "check_backward_validity", make)
 
     def watch_schedules(self) -> None:
         """Watch the steps of schedulers that change a learning rate."""
@@ -330,27 +375,39 @@ class _Functions:
         data = importlib.import_module("torch.utils.data.dataloader")
         numbers: dict[Any, int] = {}
 
+        def begin(iterator: Any, loader: Any, frame: Any) -> None:
+            """Take a new iteration over a DataLoader."""
+            line = line_of(frame)
+            by_library = not frames.is_user_file(frames.file_past(frame, _LOADERS))
+            # a program may make a new DataLoader for each epoch: the line and the data tell that it is the same
+            number = numbers.setdefault((str(line), id(loader.dataset)), len(numbers))
+            iteration = recorder.iterations[number] = recorder.iterations.get(number, -1) + 1
+            iterator._frog_check = [number, iteration, 0]
+            own = {"kind": "loader", "loader": number, "iteration": iteration, "line": line}
+            left = {} if by_library else {"made": None}
+            if loader.num_workers:
+                recorder.write({**own, **_described(loader, iterator), **left})
+            else:  # its sampler begins with the first batch: Lightning sets the epoch after iter()
+                iterator._frog_begun = lambda: recorder.write({**own, **_described(loader, iterator), **left})
+
         def make_init(original: Any) -> Any:
             def __init__(iterator: Any, loader: Any) -> None:
                 original(iterator, loader)
-                if not recorder.is_here():
-                    return
-                self.watch_accelerate()
-                with recorder.reading():
-                    line = line_of(sys._getframe(1))
-                    by_library = not frames.is_user_file(frames.file_past(sys._getframe(1), _LOADERS))
-                    # a program may make a new DataLoader for each epoch: the line and the data tell that it is the same
-                    number = numbers.setdefault((str(line), id(loader.dataset)), len(numbers))
-                    iteration = recorder.iterations[number] = recorder.iterations.get(number, -1) + 1
-                    iterator._frog_check = [number, iteration, 0]
-                    own = {"kind": "loader", "loader": number, "iteration": iteration, "line": line}
-                    left = {} if by_library else {"made": None}
-                    if loader.num_workers:
-                        recorder.write({**own, **_described(loader, iterator), **left})
-                    else:  # its sampler begins with the first batch: Lightning sets the epoch after iter()
-                        iterator._frog_begun = lambda: recorder.write({**own, **_described(loader, iterator), **left})
+                if recorder.is_here():
+                    self.watch_accelerate()
+                    with recorder.reading():
+                        begin(iterator, loader, sys._getframe(1))
 
             return __init__
+
+        def make_reset(original: Any) -> Any:
+            def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+                original(iterator, loader, first_iter)
+                if not first_iter and recorder.is_here():  # workers that persist begin another epoch
+                    with recorder.reading():
+                        begin(iterator, loader, sys._getframe(1))
+
+            return _reset
 
         def make_next(original: Any) -> Any:
             def __next__(iterator: Any) -> Any:
@@ -387,6 +444,7 @@ class _Functions:
         self.wrap([data.DataLoader], "__init__", make_loader)
         self.wrap([data._BaseDataLoaderIter], "__init__", make_init)
         self.wrap([data._BaseDataLoaderIter], "__next__", make_next)
+        self.wrap([data._MultiProcessingDataLoaderIter], "_reset", make_reset)
 
     def watch_accelerate(self) -> None:
         """Watch how a program gathers what it evaluates, once accelerate is there."""
@@ -506,6 +564,14 @@ def _splits_again(batches: Any) -> bool:
     return _is_split(batches) and _is_a(sampler, "DistributedSampler") and getattr(sampler, "num_replicas", 1) > 1
 
 
+def _epoch_of_stream(loader: Any) -> int | None:
+    """Return the epoch of a stream whose own iteration reads one; None for others."""
+    code = getattr(type(loader.dataset).__iter__, "__code__", None) if hasattr(loader.dataset, "__iter__") else None
+    names = [name for name in code.co_names if "epoch" in name] if code is not None else []
+    epochs = [getattr(loader.dataset, name, None) for name in names]
+    return next((each for each in epochs if type(each) is int), None)
+
+
 def _num_batches(loader: Any) -> int | None:
     """Return how many batches a DataLoader has; None if it does not tell, as that of a stream."""
     try:
@@ -522,7 +588,8 @@ def _described(loader: Any, iterator: Any) -> dict[str, Any]:
     return {
         "sampler": type(sampler).__name__,
         "distributed": is_distributed,
-        "epoch": getattr(sampler, "epoch", None) if is_distributed else None,
+        "epoch": getattr(sampler, "epoch", None) if is_distributed else _epoch_of_stream(loader),
+        "persistent": bool(loader.num_workers and loader.persistent_workers),
         "shuffle": bool(getattr(sampler, "shuffle", False)) if is_distributed else is_random,
         "padded": bool(is_distributed and sampler.total_size > len(loader.dataset)),
         "samples": len(loader.dataset) if count is not None else None,
