@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frog.observe.hook.frog_observer.checks import fingerprints, gradient_parts
@@ -48,6 +48,7 @@ def test_tensor_with_a_nan_has_no_norm(size: int) -> None:
     assert (first[1], second[1]) == (None, pytest.approx(size**0.5))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(1, 12_000), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_bits_of_shards_add_up_to_those_of_the_whole(sizes: list[int], dtype: torch.dtype) -> None:
     whole = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(len(sizes))).to(dtype)
