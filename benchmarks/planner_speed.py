@@ -26,7 +26,7 @@ from frog.plan.estimate.requests import base_layout
 from frog.plan.estimate.sources import read_named_model
 from frog.plan.layout import Layout
 from frog.plan.model import PlannedModel
-from frog.plan.search.coarse import evaluate
+from frog.plan.search.coarse import KnownLayers, evaluate
 from frog.plan.search.grid import Grid, joined, layout_grid
 
 LLAMA_405B = {
@@ -109,7 +109,7 @@ def sixteen(num_gpus: int) -> str:
 
 def print_rate(name: str, model: PlannedModel, base: Layout, least: int, rounds: int) -> None:
     grid = many_layouts(model, base, least)
-    spent = median_time(lambda: evaluate(model, clusters()["h100x8"], base, grid), rounds)
+    spent = median_time(lambda: evaluate(base, grid, KnownLayers(model, clusters()["h100x8"])), rounds)
     print(f"{name:<44} {len(grid):>9,} {spent.cpu_s:>7.2f} {spent.wall_s:>7.2f} {len(grid) / spent.cpu_s:>10,.0f}")
 
 

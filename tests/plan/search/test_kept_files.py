@@ -23,7 +23,7 @@ from frog.plan.estimate.hardware import clusters
 from frog.plan.estimate.rows import PlannedRun
 from frog.plan.layout import Layout, Traits
 from frog.plan.search.best import Candidate, search, what_binds
-from frog.plan.search.coarse import evaluate
+from frog.plan.search.coarse import KnownLayers, evaluate
 from frog.plan.search.files import check_folder, run_file, slurm_profile
 from frog.plan.search.grid import AXES, CHOICES, layout_grid
 from frog.plan.search.page import front_page
@@ -153,7 +153,7 @@ def test_no_layout_of_a_grid_changes_unnoticed(name: str, kept: dict[str, Any]) 
     weights = np.arange(len(grid)) % 9973 + 1
     found: dict[str, Any] = {each.name: int((getattr(grid, each.name) * weights).sum()) for each in fields(grid)}
     some = grid[np.arange(0, len(grid), max(1, len(grid) // 400))]
-    numbers = evaluate(model, H100, base, some)
+    numbers = evaluate(base, some, KnownLayers(model, H100))
     sums = [float(np.log(column).sum()) for column in (numbers.step_s, numbers.memory)]
     compare(f"grid: {name}", {"layouts": len(grid), **found, "sums": [f"{each:.8g}" for each in sums]}, kept)
 

@@ -31,7 +31,7 @@ from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
 from frog.plan.plan_text import layout_words
 from frog.plan.search.best import SearchResult, search, what_binds
-from frog.plan.search.coarse import evaluate
+from frog.plan.search.coarse import KnownLayers, evaluate
 from frog.plan.search.files import time_limit
 from frog.plan.search.grid import AXES, CHOICES, Grid, divisors, joined, layout_grid
 from frog.plan.search.page import front_page
@@ -63,7 +63,7 @@ def test_coarse_numbers_are_the_exact_ones(model: PlannedModel, traits: Traits, 
     grid = layout_grid(model, cluster, 48, base)
     alone = np.flatnonzero((grid.zero == 3) & (grid.dp * grid.cp == 1))
     chosen = grid[np.array([*random.Random(1).sample(range(len(grid)), 60), *alone[:3]])]
-    coarse = evaluate(model, cluster, base, chosen)
+    coarse = evaluate(base, chosen, KnownLayers(model, cluster))
     for place in range(len(chosen)):
         layout = chosen.layout(place, base)
         step = StepModel(model, layout, cluster)
@@ -77,13 +77,16 @@ def test_numbers_of_a_layout_do_not_depend_on_the_layouts_next_to_it() -> None:
     base = Layout(4096, 96, traits=MEGATRON)
     grid = layout_grid(MIXTURE, H100, 48, base)
     order = np.random.default_rng(1).permutation(len(grid))
-    ordered, shuffled = evaluate(MIXTURE, H100, base, grid), evaluate(MIXTURE, H100, base, grid[order])
+    ordered, shuffled = (
+        evaluate(base, grid, KnownLayers(MIXTURE, H100)),
+        evaluate(base, grid[order], KnownLayers(MIXTURE, H100)),
+    )
     assert len(grid) > 16384
     assert len(grid) % 16384
     assert np.array_equal(ordered.step_s[order], shuffled.step_s)
     assert np.array_equal(ordered.memory[order], shuffled.memory)
     for place in (0, 16383, 16384, len(grid) - 1):
-        alone = evaluate(MIXTURE, H100, base, grid[place : place + 1])
+        alone = evaluate(base, grid[place : place + 1], KnownLayers(MIXTURE, H100))
         assert (alone.step_s[0], alone.memory[0]) == (ordered.step_s[place], ordered.memory[place])
 
 
@@ -101,7 +104,7 @@ def test_search_computes_each_kind_of_layer_once(monkeypatch: pytest.MonkeyPatch
     grids = [layout_grid(MIXTURE, H100, num_gpus, base) for num_gpus in (48, 24)]
     with monkeypatch.context() as patch:
         patch.setattr(LayerModel, "layer", layer)
-        evaluate(MIXTURE, H100, base, joined(grids))
+        evaluate(base, joined(grids), KnownLayers(MIXTURE, H100))
         assert len(kinds) == len(set(kinds)) > 100
         kinds.clear()
         search(MIXTURE, replace(H100, gpu=replace(H100.gpu, memory=0.0)), [48, 24], base)
@@ -160,7 +163,7 @@ def is_small(grid: Grid) -> np.ndarray:
 def test_search_finds_the_fastest_of_all_layouts(
     model: PlannedModel, gib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all ways to split experts, and to compute any number of layers again."""
+    """The search tries all ways to split experts, and to compute any number of layers again."""
     cluster, base = replace(H100, gpu=replace(H100.gpu, memory=gib * 2**30)), Layout(4096, 32, traits=MEGATRON)
     grid = layout_grid(model, cluster, 8, base, (1,))
     monkeypatch.setattr("frog.plan.search.best.layout_grid", lambda *_: grid[is_small(grid)])
@@ -194,7 +197,7 @@ def test_coarse_numbers_of_some_layers_are_the_exact_ones(model: PlannedModel, t
     chunks = -(-model.layers // grid.pp) // grid.virtual_stages
     for asked in (np.ones_like(chunks), np.maximum(1, chunks - 1), chunks):
         some = replace(grid, recompute_layers=asked)
-        coarse = evaluate(model, H100, base, some)
+        coarse = evaluate(base, some, KnownLayers(model, H100))
         for place in range(len(some)):
             layout = some.layout(place, base)
             step = StepModel(model, layout, H100)

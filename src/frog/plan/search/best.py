@@ -19,8 +19,7 @@ from frog.plan.layout import Layout
 from frog.plan.memory import USABLE
 from frog.plan.model import PlannedModel
 from frog.plan.search.coarse import Coarse, KnownLayers, evaluate, evaluate_each, evaluate_memory
-from frog.plan.search.grid import ALL_ZEROS, CHOICES, Grid, joined, layout_grid
-from frog.plan.search.recomputation import fewest_layers
+from frog.plan.search.grid import ALL_ZEROS, CHOICES, Grid, fewest_layers, joined, layout_grid
 
 _BEST = 10
 _LESS_MEMORY, _SLOWER = 0.8, 2.0
@@ -148,16 +147,16 @@ def _evaluated(grid: Grid, layers: KnownLayers, base: Layout, some_again: bool) 
     """Return the layouts of a grid, and if `some_again` also those that compute some layers again in order to fit, with
     their time and memory.
     """
-    model, cluster, usable = layers.model, layers.cluster, USABLE * layers.cluster.gpu.memory
-    coarse = evaluate(model, cluster, base, grid, layers.constants, layers)
+    usable = USABLE * layers.cluster.gpu.memory
+    coarse = evaluate(base, grid, layers)
     if not some_again:
         return grid, coarse
 
     def fitting(tried: Grid) -> Column:
         return evaluate_memory(base, tried, layers) <= usable
 
-    more = fewest_layers(grid, coarse.memory <= usable, model.layers, fitting)
-    of_more = evaluate(model, cluster, base, more, layers.constants, layers)
+    more = fewest_layers(grid, coarse.memory <= usable, layers.model.layers, fitting)
+    of_more = evaluate(base, more, layers)
     columns = (np.concatenate(pair) for pair in zip(vars(coarse).values(), vars(of_more).values(), strict=True))
     return joined([grid, more]), Coarse(*columns)
 

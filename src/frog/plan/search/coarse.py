@@ -71,19 +71,11 @@ class _Kinds:
         return _Kinds(*(column[chosen] for column in vars(self).values()))
 
 
-def evaluate(
-    model: PlannedModel,
-    cluster: Cluster,
-    base: Layout,
-    grid: Grid,
-    constants: Constants = FITTED,
-    layers: KnownLayers | None = None,
-) -> Coarse:
+def evaluate(base: Layout, grid: Grid, layers: KnownLayers) -> Coarse:
     """Return the step time and memory of every layout of a grid.
 
-    layers: layers that were computed before with the same model, cluster and constants, to which new ones are added.
+    layers: of the model on the cluster. Those that were computed before are known, and new ones are added.
     """
-    layers = layers or KnownLayers(model, cluster, constants)
     step_s, memory = np.empty(len(grid)), np.empty(len(grid))
     for block, run in _blocks(base, grid, layers):
         step_s[block], memory[block] = run.seconds, run.bytes
@@ -168,7 +160,7 @@ class KnownLayers:
     does not differ is computed once.
     """
 
-    def __init__(self, model: PlannedModel, cluster: Cluster, constants: Constants) -> None:
+    def __init__(self, model: PlannedModel, cluster: Cluster, constants: Constants = FITTED) -> None:
         self.model, self.cluster, self.constants = model, cluster, constants
         self._layers: dict[tuple[int, ...], dict[str, float]] = {}
         self._heads: dict[tuple[int, ...], float] = {}

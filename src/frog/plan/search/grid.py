@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ AXES = ("tp", "pp", "cp", "ep")
 """Axes next to dp."""
 CHOICES = (*AXES, "expert_tp", "recompute_layers")
 """What a search varies next to dp, the batch, sharding and recomputation, if the program has options for it: the axes,
-how many tp ranks split an expert, and recomputation of some layers (`recomputation.py`).
+how many tp ranks split an expert, and recomputation of some layers (`fewest_layers`).
 """
 RECOMPUTE = ("none", "selective", "full")
 
@@ -159,11 +159,11 @@ def _expert_sizes(model: PlannedModel, ranks: int, tp: int, axes: Sequence[str])
     """Return ep and the number of ranks that split an expert, for each way to hold the experts of a layer."""
     if not model.experts:
         return [(1, tp)]
-    found = []
+    sizes = []
     for ep in divisors(model.experts) if "ep" in axes else [1]:
         splits = divisors(tp) if "expert_tp" in axes else [1 if ep > 1 else tp]
-        found += [(ep, n) for n in splits if ranks % (ep * n) == 0 and model.expert_ffn % n == 0]
-    return found
+        sizes += [(ep, n) for n in splits if ranks % (ep * n) == 0 and model.expert_ffn % n == 0]
+    return sizes
 
 
 def _is_hybrid(zero: int, group: int, data: int) -> bool:
@@ -174,3 +174,26 @@ def divisors(number: int) -> list[int]:
     """Return the divisors of a number, ascending."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
+
+
+def fewest_layers(grid: Grid, fits: Column, layers: int, fitting: Callable[[Grid], Column]) -> Grid:
+    """Return the layouts that fit if all layers are computed again, but not if none are, with the fewest layers that
+    must be computed again; not those that need all.
+
+    A step takes longer and needs less memory, the more layers are computed again, so that bisection finds their number.
+
+    fits: if each layout of the grid fits.
+    layers: of the model.
+    fitting: returns which layouts of a grid fit.
+    """
+    none, full = (np.flatnonzero(grid.recompute == RECOMPUTE.index(name)) for name in ("none", "full"))
+    tight = grid[full[fits[full] & ~fits[none]]]  # a grid has both of each layout, in the same order
+    stage = -(-layers // tight.pp)
+    too_few, enough = np.zeros_like(stage), -(-stage // tight.virtual_stages)
+    while (unknown := np.flatnonzero(enough - too_few > 1)).size:
+        middle = (too_few[unknown] + enough[unknown]) // 2
+        fit = fitting(replace(tight[unknown], recompute_layers=middle))
+        enough[unknown] = np.where(fit, middle, enough[unknown])
+        too_few[unknown] = np.where(fit, too_few[unknown], middle)
+    some = enough * tight.virtual_stages < stage
+    return replace(tight, recompute_layers=enough)[some]
