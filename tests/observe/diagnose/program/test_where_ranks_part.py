@@ -294,7 +294,7 @@ def test_line_that_ends_the_program_is_named_of_a_rank_that_never_called(tmp_pat
     ended = rank(1, ("broadcast", 2, 1), state="ended", exit_code=0)
     found = diagnose_program(evidence(*of_script(script, waits, ended)))
     assert (found.fault, found.rank) == ("ended", 1)
-    assert found.finding.endswith("; the program can end so at train.py:5, under `except OSError:` in line 4")
+    assert found.finding.endswith("; the program can end this way at train.py:5, under `except OSError:` in line 4")
 
 
 METRICS = """\

@@ -30,7 +30,8 @@ from frog.observe.diagnose.known_errors.table.known import KnownError, Level
 from frog.observe.diagnose.known_errors.tracebacks import BEGIN, RECORD, WRAPS, Frame, Traceback, TracebackReader
 from frog.observe.diagnose.known_errors.watchdog import Watchdog
 
-_MOST_FINDINGS, _MOST_WARNINGS = 2000, 3
+_MOST_FINDINGS = 2000
+_MOST_WARNINGS = 3
 _ERRORS_OF_NCCL = ("nccl-error", "nccl-internal-error", "nccl-system-error", "nccl-invalid-usage", "nccl-cuda-error")
 """Ids of errors of which NCCL's warnings before them say more."""
 _LOOKS_LIKE_ERROR = re.compile(

@@ -380,7 +380,7 @@ class _Reader:
             word = "break" if isinstance(node, ast.Break) else "continue"
             line = min(node.lineno, self._tries.get(test[1], node.lineno))
             self._found.jumps.append(Jump(word, line, test[0], loops[-1], test[1] or node.lineno))
-        elif (exits := exit_of(node)) and loops:
+        elif (exits := _exit_of(node)) and loops:
             self._found.jumps += [Jump(exits, node.lineno, test[0], loop, test[1] or node.lineno) for loop in loops]
         elif isinstance(node, ast.Return):
             if test[0]:
@@ -510,7 +510,7 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
 _EXITS = ("exit", "quit", "sys.exit", "os._exit")
 
 
-def exit_of(node: ast.stmt) -> str:
+def _exit_of(node: ast.stmt) -> str:
     """Return the text of a statement that ends the program, such as `sys.exit(0)`; empty for another one."""
     if isinstance(node, ast.Raise) and node.exc is not None:
         name = called_name(node.exc) or _last_name(node.exc)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from frog.core.errors import describe_exit, signal_name
+from frog.core.runs.observed import CodeLine
 from frog.core.units import span
 from frog.observe.diagnose.diagnosis import Diagnosis, note
 from frog.observe.diagnose.program.evidence import Evidence, RankEvidence, SeenError, at_place, place
@@ -326,10 +327,15 @@ def exited(evidence: Evidence, *, at_all: bool = False) -> Diagnosis | None:
 
 
 def _exits_at(evidence: Evidence, code: int) -> str:
-    """Name the lines of the program that end it with an exit code; empty if there is none, or too many."""
-    calls = lines_with(user_files(evidence), re.compile(rf"\b_?exit\({code}\)"))
-    exits = " and ".join(map(place, calls))
-    return f"; the program can end with this code at {exits}" if 0 < len(calls) <= _MOST_EXITS else ""
+    exits = " and ".join(map(place, exit_lines(evidence, code)))
+    return f"; the program can end with this code at {exits}" if exits else ""
+
+
+def exit_lines(evidence: Evidence, code: int) -> list[CodeLine]:
+    """Return the lines of the program that end it with an exit code; none if there are too many."""
+    clean = r"|\b_?exit\((?:os\.EX_OK)?\)|\braise SystemExit\b(?:\(0?\))?\s*$" if code == 0 else ""
+    exits = lines_with(user_files(evidence), re.compile(rf"\b_?exit\({code}\){clean}"))
+    return exits if len(exits) <= _MOST_EXITS else []
 
 
 _MOST_EXITS = 3

@@ -78,9 +78,10 @@ def never_meets(evidence: Evidence) -> Diagnosis | None:
         line=place(line) or None,
         certain=False,
         evidence=report_ranks(evidence, numbers),
-        advice="leave MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE as the launcher sets them: a port that each rank "
-        "looks for is another one on each, and two processes with one rank do not make a world\nif they are equal on "
-        "all ranks, look at the network between the hosts: can every node reach that port (`nc -vz ADDR PORT`)?",
+        advice="leave MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE as the launcher sets them: ranks that each look "
+        "for a free port find different ones, and two processes with one rank do not make a world\nif address and "
+        "port are equal on all ranks, look at the network between the hosts: can every node reach that port "
+        "(`nc -vz ADDR PORT`)?",
     )
 
 

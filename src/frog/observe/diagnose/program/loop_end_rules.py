@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 from frog.core.units import span
@@ -20,8 +19,8 @@ from frog.observe.diagnose.program.code_partings import (
 )
 from frog.observe.diagnose.program.compared_calls import Difference
 from frog.observe.diagnose.program.condition_sources import source_words
+from frog.observe.diagnose.program.end_rules import exit_lines
 from frog.observe.diagnose.program.evidence import Call, Evidence, RankEvidence, place, same_line
-from frog.observe.diagnose.program.library_partings import lines_with, user_files
 from frog.observe.diagnose.program.parting_words import EVEN_BATCHES, EVEN_ROUNDS, OUT_OF_BRANCH, passes_alone
 from frog.observe.diagnose.program.rank_reports import after_error, describe_call, survived_error
 from frog.observe.diagnose.program.wait_reports import base_of_wait, is_finished, user_stack, who_waits
@@ -163,20 +162,13 @@ def _at(call: Call) -> tuple[str, int] | None:
     return (call.line.file, call.line.line) if call.line is not None else None
 
 
-_CLEAN_EXIT = re.compile(r"\b_?exit\((0|os\.EX_OK)?\)|\braise SystemExit\b(\(0?\))?\s*$")
-_MOST_EXITS = 3
-
-
 def _ends_the_program(evidence: Evidence) -> str:
-    """Name the lines of the program that end it with exit code 0; empty if there is none, or too many."""
-    exits = lines_with(user_files(evidence), _CLEAN_EXIT)
-    if not 0 < len(exits) <= _MOST_EXITS:
-        return ""
+    """Name the lines of the program that end it with exit code 0, each with the test around it; empty without any."""
     words = []
-    for line in exits:
+    for line in exit_lines(evidence, 0):
         tests = [block for block in blocks_around(line) if block.kind in ("if", "else", "except")]
         words.append(place(line) + (f", under {tests[-1]}" if tests else ""))
-    return f"; the program can end so at {' and '.join(words)}"
+    return f"; the program can end this way at {' and '.join(words)}" if words else ""
 
 
 def _came_another_way(evidence: Evidence, found: Difference, over: list[int]) -> Diagnosis | None:

@@ -379,11 +379,11 @@ def _one_round_more(waits: RankEvidence, rank: RankEvidence) -> str:
         return ""
     line = _waiting_line(waits)
     loops = " or ".join(map(str, calling_loops(line))) if line is not None else ""
-    does = f"has {'taken' if waits.transfer.is_send else 'sent'} {met} of its messages"
+    has, does = ("taken", "sends") if waits.transfer.is_send else ("sent", "waits for")
     return (
-        f"; rank {rank.rank} {does}, and rank {waits.rank} {own}s number {met + 1}{f', in {loops}' if loops else ''}: "
-        "the number of rounds probably differs between the ranks"
-    ).replace("recvs number", "waits for number")
+        f"; rank {rank.rank} has {has} {met} of its messages, and rank {waits.rank} {does} number {met + 1}"
+        f"{f', in {loops}' if loops else ''}: the number of rounds probably differs between the ranks"
+    )
 
 
 def _number(rank: RankEvidence, op: str, peer: int) -> int | None:
