@@ -55,7 +55,7 @@ def _micro_batches_of_two_epochs(case: Comparison) -> Broken | None:
                 continue
             fixed = all(float(usual) in _divisors(backward) for backward in step.backwards)
             return Broken(
-                f"step {step.step} adds {len(step.backwards)} micro-batches, others {usual}: those that were left at "
+                f"step {step.step} adds {len(step.backwards)} micro-batches, others {usual}: the remaining ones at "
                 "the end of the epoch before are added to those of the next one"
                 + (f", and each is divided by {usual}" if fixed else ""),
                 "likely" if fixed else "possible",

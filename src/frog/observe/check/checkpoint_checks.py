@@ -188,13 +188,15 @@ def _scale_begins_again(case: Comparison) -> Broken | None:
             now = next((scale for at, scale in scales if at >= number), None)
             if not call.updates or number in scaler_loads or now is None or now == before:
                 continue
-            known = f"; it was {before:g}" if before is not None else f"; the file has {files[0]!r}" if files else ""
+            known = f"; the file has {files[0]!r}" if files else ""
+            if before is not None:
+                known = f"; it was {before:g}"
             return Broken(
                 f"the optimizer's state was loaded at {call.line} after {call.updates} updates, and no GradScaler's: "
                 f"the loss scale begins again at {now:g}{known}",
                 "likely" if known else "possible",
-                "save `scaler.state_dict()` with the optimizer's, and load it with it: a scale that is too large skips "
-                "steps, one that is too small loses gradients",
+                "save `scaler.state_dict()` with the optimizer's, and load it with it: too large a scale skips "
+                "steps, too small a scale loses gradients",
                 step=number,
                 ranks=(rank,),
                 line=call.line,

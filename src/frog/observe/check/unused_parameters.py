@@ -1,6 +1,8 @@
-"""The rule on parameters that an optimizer holds: each gets a gradient, and not one that is always zero."""
+"""The rule on parameters that an optimizer holds: each gets a gradient that is not always zero."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from frog.core.units import some_of
 from frog.observe.check.comparison import MOST_NAMES, Comparison, NotObservable
@@ -22,11 +24,11 @@ def gradients_arrive(case: Comparison) -> Broken | None:
                 continue
             seen = True
             without = _without_gradient(case, record, optimizer)
-            broken = _zero_gradients(case, record, optimizer)
             if without and len(without) == len(table.parameters) and all(step.backwards for step in steps):
                 return _no_gradient_arrives(record, optimizer)
             if without and len(without) < len(table.parameters):
                 return _some_without(case, record, optimizer, without)
+            broken = _zero_gradients(case, record, optimizer)
             if broken is not None:
                 return broken
     if not seen:
@@ -37,18 +39,24 @@ def gradients_arrive(case: Comparison) -> Broken | None:
 def _some_without(case: Comparison, record: RankRecord, optimizer: int, without: list[int]) -> Broken:
     first, steps = record.tables[optimizer].parameters[without[0]], record.sampled(optimizer)
     names = some_of([case.name(optimizer, index, record.rank) for index in without], MOST_NAMES)
-    cut = next((call.line for _, call in record.calls("checkpoint_without_gradient")), None)
-    why = "" if cut is None else f": the checkpoint at {cut} has an input without a gradient, and is reentrant"
-    return Broken(
-        f"{names} got no gradient in any of {len(steps)} steps{why}",
-        "possible" if cut is None else "likely",
-        "is it used in the forward? A tensor that is detached, made again or under no_grad has none"
-        if cut is None
-        else "call the checkpoint with use_reentrant=False, or let its input need a gradient, as transformers' "
-        "`enable_input_require_grads()` does",
+    broken = Broken(
+        f"{names} got no gradient in any of {len(steps)} steps",
+        "possible",
+        "is it used in the forward? A tensor that is detached, made again or under no_grad has none",
         step=1,
         ranks=(record.rank,),
-        line=cut or first.selected or first.made,
+        line=first.selected or first.made,
+    )
+    cut = next((call.line for _, call in record.calls("checkpoint_without_gradient")), None)
+    if cut is None:
+        return broken
+    return replace(
+        broken,
+        finding=f"{broken.finding}: the checkpoint at {cut} has an input without a gradient, and is reentrant",
+        sure="likely",
+        advice="call the checkpoint with use_reentrant=False, or let its input need a gradient, as transformers' "
+        "`enable_input_require_grads()` does",
+        line=cut,
     )
 
 
@@ -69,9 +77,9 @@ def _zero_gradients(case: Comparison, record: RankRecord, optimizer: int) -> Bro
     empty = [index for index in zero if _stays_empty(table.parameters[index], steps, index)]
     shown = empty or zero
     names = some_of([case.name(optimizer, index, record.rank) for index in shown], MOST_NAMES)
+    themselves = f", and so is {names} itself" if len(shown) == 1 else ", and so are they themselves"
     return Broken(
-        f"the gradient of {names} is zero in all of {len(steps)} steps"
-        + (f", and so {'are they themselves' if len(shown) > 1 else f'is {names} itself'}" if empty else ""),
+        f"the gradient of {names} is zero in all of {len(steps)} steps{themselves if empty else ''}",
         "likely" if empty else "possible",
         "begin one of two factors, as those of LoRA, with random numbers: if both are zero, neither gets a gradient"
         if empty
